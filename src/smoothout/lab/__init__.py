@@ -1,0 +1,1 @@
+"""Train, compare and reproduce by command. Needs the extra `lab`."""
