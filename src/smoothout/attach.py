@@ -1,0 +1,216 @@
+"""SmoothOut by hooks alone: the training loop stays as it is.
+
+A forward pre-hook perturbs. A gradient hook on the outputs, which fires when the backward begins, queues a callback on
+the autograd engine, which restores when the backward has ended: before clipping, unscaling and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import LBFGS, Optimizer
+
+from smoothout.late_backward import LATE, in_backward, tensors_with_grad
+
+if TYPE_CHECKING:
+    from smoothout.smooth import SmoothOut
+
+
+class Attachment:
+    """The handle that `SmoothOut.attach` returns."""
+
+    def __init__(self, smooth: SmoothOut, draw: Literal["step", "forward"]) -> None:
+        if draw not in ("step", "forward"):
+            raise ValueError(f'draw={draw!r}: use "step" (one θ until the optimizer steps) or "forward" (a new one each)')
+        self._smooth, self.draw = smooth, draw
+        self._weights = smooth._perturbation
+        self._model = self._weights.model
+        self.removed = False
+        self._draw_number = 0  # of the forward whose noise is applied
+        self._backward_task = -1  # of the backward that will restore
+        self._forward_since_step = False
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._warned = False
+        self._clean_passes = _CleanPasses(self)
+        refuse_compiled_in_place(self._model)
+        self._hooks: list[Any] = [
+            # Before FSDP's own pre-hook, which gathers the weights.
+            self._model.register_forward_pre_hook(self._before_forward, prepend=True),
+            self._model.register_forward_hook(self._after_forward, always_call=True),
+        ]
+
+    # ---- what users call ---------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Take back the noise of a forward whose backward never came. Nothing happens if there is none."""
+        self._clean_passes.stop()
+        if self._weights.active:
+            self._weights.restore()
+
+    def remove(self) -> None:
+        """Take all hooks away, and the noise if there is any."""
+        self.restore()
+        while self._hooks:
+            self._hooks.pop().remove()
+        self.removed = True
+
+    def add(self, optimizers: Optimizer | Sequence[Optimizer], draw: str) -> None:
+        """Follow one more optimizer, or several."""
+        if draw != self.draw:
+            raise ValueError(f"draw={draw!r}, but this SmoothOut is attached with draw={self.draw!r}")
+        for optimizer in [optimizers] if isinstance(optimizers, Optimizer) else optimizers:
+            optimizer = _unwrap(optimizer)
+            self._refuse(optimizer)
+            if optimizer not in self._optimizers:
+                self._optimizers[optimizer] = False
+                self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+                self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _refuse(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list of them")
+        if isinstance(optimizer, LBFGS):
+            raise ValueError("LBFGS evaluates its closure at several points in one step: it cannot be attached")
+        if any(getattr(s.parameter, "_post_accumulate_grad_hooks", None) for s in self._weights.selected):
+            raise ValueError(
+                "a parameter has a post-accumulate-grad hook, as optimizers that step inside the backward use: they "
+                "would write to weights that hold noise; step after the backward instead"
+            )
+
+    # ---- forward and backward ----------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if not torch.is_grad_enabled():
+            return  # clean: see _CleanPasses
+        if in_backward():  # activation checkpointing recomputes: at the weights its forward saw
+            if module.training and not self._weights.active and self._smooth.current_strength:
+                raise RuntimeError(
+                    "the whole model is recomputed inside a backward, but its forward ran without gradients and without "
+                    "noise (re-entrant checkpointing): use checkpoint(..., use_reentrant=False)"
+                )
+            return
+        if not module.training:
+            self.restore()  # an evaluation with gradients: the pending forward, if any, is given up
+            return
+        self._clean_passes.stop()
+        if self._weights.active:
+            if self.draw == "step":
+                return  # another forward of the same step: the same θ is in place
+            self._weights.restore()
+        smooth = self._smooth
+        self._draw_number += 1
+        self._weights.apply(smooth.current_strength, smooth.step_count, smooth._draw)
+        if self.draw == "forward":
+            smooth._draw += 1
+
+    @torch.compiler.disable
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._weights.active or not torch.is_grad_enabled() or in_backward() or not module.training:
+            return
+        if sys.exc_info()[0] is not None and output is None:  # the forward raised
+            self.restore()
+            return
+        self._forward_since_step = True
+        for optimizer in self._optimizers:
+            self._optimizers[optimizer] = True
+        outputs = tensors_with_grad(output)
+        if not outputs:
+            self.restore()  # no backward can start here
+            return
+        draw_number = self._draw_number
+        for tensor in outputs:
+            tensor.register_hook(lambda grad: self._backward_begins(draw_number))
+        self._clean_passes.start()
+
+    def _backward_begins(self, draw_number: int) -> None:
+        if draw_number != self._draw_number or not self._weights.active:
+            raise RuntimeError(LATE)
+        task = torch._C._current_graph_task_id()
+        if task != self._backward_task:
+            self._backward_task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        self._backward_task = -1
+        self._clean_passes.stop()
+        if self._weights.active:
+            self._weights.restore() if self._smooth.denoise else self._weights.keep()
+
+    # ---- the optimizer's step ----------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.restore()  # noise of a forward that had no backward
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._optimizers[optimizer] and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(optimizer).__name__}.step() without a perturbed forward since the last step: SmoothOut is "
+                f"attached to {type(self._model).__name__}, whose forward was not called in training mode with "
+                "gradients enabled. Attach to the module that your loop calls.",
+                stacklevel=3,
+            )
+        self._optimizers[optimizer] = False
+        if self._forward_since_step:
+            self._forward_since_step = False
+            self._smooth._step += 1
+            self._smooth._draw = 0
+
+
+class _CleanPasses:
+    """While a backward is pending, passes without gradients (of the model or any part of it) see clean weights."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._weights = attachment._weights
+        self._hooks: list[Any] = []
+        self._inside: nn.Module | None = None
+        self._noisy: list[Tensor] = []
+
+    def start(self) -> None:
+        if not self._hooks and self._weights.noisy:
+            self._modules = set(self._weights.model.modules())
+            self._hooks = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ]
+
+    def stop(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @torch.compiler.disable
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
+            self._inside = module
+            self._noisy = self._weights.swap_in_clean()
+
+    @torch.compiler.disable
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is self._inside:
+            self._inside = None
+            self._weights.swap_in(self._noisy)
+            self._noisy = []
+
+
+def refuse_compiled_in_place(model: nn.Module) -> None:
+    """`model.compile()` bakes the hooks of its first call into the compiled code, and no guard looks at later ones."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise ValueError(
+            "this model was compiled in place by model.compile(), which does not see hooks that come later: attach "
+            "first, or use torch.compile(model)"
+        )
+
+
+def _unwrap(optimizer: Any) -> Any:
+    """The optimizer inside wrappers such as Accelerate's."""
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer

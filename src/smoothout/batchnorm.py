@@ -1,0 +1,79 @@
+"""BatchNorm statistics under noise.
+
+The policy, as in the paper: noisy forward passes update the running statistics, evaluation uses them with clean
+weights. `frozen_statistics` leaves them alone instead; `update_bn` measures them anew at the clean weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def _tracking(model: nn.Module) -> list[_BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Forward passes inside normalise by their batch, as in training, but leave the running statistics alone.
+
+    Example:
+        >>> with smooth.perturbed(), frozen_statistics(model):
+        ...     loss_fn(model(x), y).backward()
+    """
+    layers = _tracking(model)
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+@torch.no_grad()
+def update_bn(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+) -> None:
+    """Measure the running statistics anew: their mean over the batches, at the weights as they are.
+
+    Args:
+        model: its BatchNorm statistics are replaced; modes and momenta are left as they were.
+        batches: an iterable of batches, gone through once.
+        forward: `forward(model, batch)` runs the model; by default it is called with the batch's first tensor, on the
+            device of the model. Any batch layout works with a function of your own.
+
+    Example:
+        >>> update_bn(model, loader, forward=lambda model, batch: model(batch["image"].cuda()))
+    """
+    layers = _tracking(model)
+    if not layers:
+        return
+    forward = _call_with_first_tensor if forward is None else forward
+    momenta = [layer.momentum for layer in layers]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # the plain mean over all batches
+        model.train()
+        for batch in batches:
+            forward(model, batch)
+    finally:
+        for layer, momentum in zip(layers, momenta):
+            layer.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _call_with_first_tensor(model: nn.Module, batch: Any) -> Any:
+    x = batch if isinstance(batch, Tensor) else batch[0]
+    return model(x.to(next(model.parameters()).device))

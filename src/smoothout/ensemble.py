@@ -1,0 +1,168 @@
+"""Deterministic SmoothOut, Eq. 1 of the paper: N fixed perturbations that share w, and their mean loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from smoothout.filters import Scale
+from smoothout.noise import Noise
+from smoothout.select import Predicate
+from smoothout.smooth import check_model, check_strength, make_perturbation
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+class SmoothOutEnsemble:
+    """C̄_N(w) = (1/N)·Σᵢ C(w + θᵢ) with N raw θᵢ fixed once and for all (kept as seeds, drawn anew when needed).
+
+    Args:
+        model: its parameters are w; they are never written to.
+        copies: N.
+        strength, noise, scale, select, seed: as those of `SmoothOut`. Filter scaling follows the current w and counts
+            as a constant in the gradient.
+        chunk: copies evaluated at once (by vmap where the model allows it); memory grows with it, not with `copies`.
+            By default one at a time.
+
+    Example:
+        >>> ensemble = SmoothOutEnsemble(model, copies=16)
+        >>> loss = ensemble.loss(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
+        >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        copies: int,
+        strength: float = 0.0375,
+        *,
+        noise: str | Noise = "uniform",
+        scale: str | Scale = "absolute",
+        select: Predicate | None = None,
+        seed: int = 0,
+        chunk: int | None = None,
+    ) -> None:
+        check_model(model)
+        for name, value in (("copies", copies), ("chunk", 1 if chunk is None else chunk)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+        self.model, self.copies, self.chunk = model, copies, chunk or 1
+        self.strength = check_strength(strength)
+        self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise=True)
+        self._vmap_works = True
+
+    def loss(self, loss_fn: LossFunction, batch: Any) -> Tensor:
+        """The mean of `loss_fn(model at w + θᵢ, batch)`; its backward gives the mean gradient (first derivatives only).
+
+        The gradient is taken here, chunk by chunk, and handed out by `backward()`; without gradients enabled only the
+        loss is computed.
+        """
+        objective = _Objective(self.model, loss_fn)
+        trainable = {n: p for n, p in objective.named_parameters() if p.requires_grad}
+        if not torch.is_grad_enabled() or not trainable:
+            with torch.no_grad():
+                return torch.stack([objective.at(θ, batch) for θ in self._copies()]).mean()
+        total, gradients = self._loss_and_gradients(objective, trainable, batch)
+        return _MeanLoss.apply(total, gradients, *trainable.values())
+
+    def _loss_and_gradients(
+        self, objective: _Objective, trainable: dict[str, nn.Parameter], batch: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        total: Tensor | float = 0.0
+        gradients = [torch.zeros_like(p) for p in trainable.values()]
+        copies = self._copies()
+        for first in range(0, self.copies, self.chunk):
+            chunk = [next(copies) for _ in range(min(self.chunk, self.copies - first))]
+            for loss, grads in self._chunk(objective, trainable, chunk, batch):
+                total = total + loss / self.copies
+                torch._foreach_add_(gradients, [g.to(s.dtype) for g, s in zip(grads, gradients)], alpha=1 / self.copies)
+        assert isinstance(total, Tensor)
+        return total, gradients
+
+    def _chunk(
+        self,
+        objective: _Objective,
+        trainable: dict[str, nn.Parameter],
+        chunk: list[dict[str, Tensor]],
+        batch: Any,
+    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Loss and gradient of every copy in a chunk: all at once if vmap can, one after another if not."""
+        if len(chunk) > 1 and self._vmap_works and vmap_can_run(self.model):
+            noise = {name: torch.stack([θ[name] for θ in chunk]) for name in chunk[0]}
+            w = {name: p.detach() for name, p in trainable.items()}
+
+            def at(w: dict[str, Tensor], θ: dict[str, Tensor]) -> Tensor:
+                return functional_call(objective, _shifted(w, θ), (batch,))
+
+            try:
+                grads, losses = vmap(grad_and_value(at), in_dims=(None, 0), randomness="different")(w, noise)
+                yield losses.sum(), [g.sum(0) for g in grads.values()]
+                return
+            except RuntimeError:  # an operation without a batching rule: an error of the loss itself comes again below
+                self._vmap_works = False
+        for θ in chunk:
+            w = {name: p.detach().requires_grad_() for name, p in trainable.items()}
+            loss = functional_call(objective, _shifted(w, θ), (batch,))
+            grads = torch.autograd.grad(_checked(loss), list(w.values()), allow_unused=True)
+            yield loss.detach(), [torch.zeros_like(p) if g is None else g for g, p in zip(grads, w.values())]
+
+    def _copies(self) -> Iterator[dict[str, Tensor]]:
+        """The N perturbations at the current w, one after another."""
+        names = [f"model.{s.name}" for s in self._perturbation.selected]
+        for i in range(self.copies):
+            yield dict(zip(names, self._perturbation.draw(self.strength, step=0, draw=i)))
+
+
+class _Objective(nn.Module):
+    """`loss_fn(model, batch)` as a module, so that `functional_call` can swap the model's parameters."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
+        super().__init__()
+        self.model, self._loss_fn = model, loss_fn
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._loss_fn(self.model, batch)
+
+    def at(self, θ: dict[str, Tensor], batch: Any) -> Tensor:
+        w = {name: p for name, p in self.named_parameters() if name in θ}
+        return _checked(functional_call(self, _shifted(w, θ), (batch,)))
+
+
+class _MeanLoss(torch.autograd.Function):
+    """Hands out gradients that were computed in advance."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:
+        return None, None, *(scale.to(g.dtype) * g for g in ctx.gradients)
+
+
+def _shifted(w: dict[str, Tensor], θ: dict[str, Tensor]) -> dict[str, Tensor]:
+    """w + θ where there is a θ, computed in fp32 at least and rounded once."""
+    return {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in w.items()}
+
+
+def _checked(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
+    return loss.reshape(())
+
+
+def vmap_can_run(model: nn.Module) -> bool:
+    """vmap cannot update BatchNorm's running statistics in place, nor batch the fused LSTM and GRU kernels."""
+    return not any(
+        isinstance(m, nn.RNNBase)
+        or (isinstance(m, _BatchNorm) and m.training and m.track_running_stats and m.running_mean is not None)
+        for m in model.modules()
+    )

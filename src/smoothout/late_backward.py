@@ -1,0 +1,92 @@
+"""Catches a backward that runs after its noise is gone.
+
+Where autograd saved a perturbed weight, torch itself raises, since restoring the weight moved its version counter.
+Activation checkpointing and FSDP2 save no weights: they read them again in the backward and would silently use the
+clean ones. So every output of the model remembers the number of its draw, and its gradient hook compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from smoothout.perturb import Perturbation
+
+
+def tensors_with_grad(output: Any, depth: int = 3) -> list[Tensor]:
+    """The tensors inside a model's output that a backward can start from, in containers and objects of any kind."""
+    found: list[Tensor] = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            found += [leaf] if leaf.requires_grad else []
+        elif depth and (dataclasses.is_dataclass(leaf) or isinstance(leaf, Mapping) or hasattr(leaf, "__dict__")):
+            parts = list(leaf.values()) if isinstance(leaf, Mapping) else list(getattr(leaf, "__dict__", {}).values())
+            found += tensors_with_grad(parts, depth - 1)
+    return found
+
+
+def in_backward() -> bool:
+    """Whether this code runs inside a backward pass (a recomputation by activation checkpointing, for instance)."""
+    return torch._C._current_graph_task_id() != -1
+
+
+LATE = (
+    "this backward belongs to a forward at perturbed weights whose noise is gone by now, so its gradient would be "
+    "wrong: call backward() inside the context (or, attached, once for each forward and before the next one)"
+)
+
+
+class LateBackwardGuard:
+    """Watches a model's outputs while noise is applied."""
+
+    def __init__(self, model: nn.Module, perturbation: Perturbation) -> None:
+        self._model, self._perturbation = model, perturbation
+        self._draw_number = 0
+        self._recompute_hook: Any = None
+
+    def new_draw(self) -> None:
+        """From now on gradients of earlier forwards are late."""
+        self._draw_number += 1
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Mark the outputs of every forward inside; at the end their draw is over."""
+        self.new_draw()
+        self._stop_watching_recomputes()
+        # A compiled call would trace the hook; autograd's own check covers compiled graphs, which save their weights.
+        compiled = getattr(self._model, "_compiled_call_impl", None) is not None
+        hook = None if compiled else self._model.register_forward_hook(self._mark, with_kwargs=True)
+        try:
+            yield
+        finally:
+            self.new_draw()
+            if hook is not None:
+                hook.remove()
+
+    @torch.compiler.disable
+    def _mark(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._perturbation.noisy:
+            return
+        draw_number = self._draw_number
+        for tensor in tensors_with_grad(output):
+            tensor.register_hook(lambda grad: self.check(draw_number))
+        # Re-entrant checkpointing runs the forward without gradients and again, with them, inside the backward.
+        if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)) and self._recompute_hook is None:
+            refuse = torch.compiler.disable(lambda *_: self.check(draw_number) if in_backward() else None)
+            self._recompute_hook = self._model.register_forward_pre_hook(refuse)
+
+    def check(self, draw_number: int) -> None:
+        """Raise unless the draw is the one that is applied now."""
+        if draw_number != self._draw_number:
+            raise RuntimeError(LATE)
+
+    def _stop_watching_recomputes(self) -> None:
+        if self._recompute_hook is not None:
+            self._recompute_hook.remove()
+            self._recompute_hook = None

@@ -1,0 +1,361 @@
+"""Draw θ, back up w, apply, restore: the one place that writes to weights.
+
+The rule for raw noise: all perturbed parameters, in the model's order, are cut into blocks; small tensors share one,
+large ones are cut along dimension 0. A block is filled from a generator seeded with (seed, step, draw, replica, block).
+So many tensors take few kernels, scratch memory is one block, a shard draws only the blocks it touches, and a sharded
+tensor gets exactly the numbers of the unsharded one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothout import filters, sharding
+from smoothout.filters import FilterLayout, filter_layout
+from smoothout.noise import Bernoulli, Noise
+from smoothout.select import Selected
+
+
+def block_elements(device: torch.device) -> int:
+    """Elements filled at once: on a CPU a block and its weights stay in the cache, elsewhere few kernels matter more."""
+    return 2**18 if device.type == "cpu" else 2**24
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of one parameter inside a block: where their noise lies, and which weights on this rank take it."""
+
+    parameter: int  # its index
+    layout: FilterLayout
+    offset: int  # of the rows' first element in the block
+    shape: tuple[int, ...]  # of the rows, unsharded
+    window: tuple[slice, ...]  # the part of the rows that is on this rank
+    first_row: int  # of that part, in the whole parameter
+    local_row: int  # of that part, in the local tensor
+    weights: Tensor  # that part: a view of the local tensor
+    whole_rows: int
+    filter_groups: tuple[Any, ...]  # process groups over which a filter's squared norm adds up
+
+
+@dataclass(frozen=True)
+class _Block:
+    index: int
+    elements: int
+    replica: int
+    device: torch.device
+    pieces: list[_Piece]
+
+
+class Perturbation:
+    """Noise on a fixed set of a model's parameters, applied and taken back exactly.
+
+    Args:
+        model: whose `state_dict()` stays clean while noise is applied.
+        selected: the parameters that take noise.
+        noise, scale: raw noise and how it is scaled.
+        seed: of the raw noise. The generator is private: the global one is never touched.
+        shared_noise: every data-parallel rank draws the same θ.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selected: list[Selected],
+        noise: Noise,
+        scale: filters.Scale,
+        seed: int,
+        shared_noise: bool = False,
+    ) -> None:
+        if isinstance(noise, Bernoulli) and not isinstance(scale, filters.Weight):
+            raise ValueError(f'noise={noise} needs scale="weight" (the paper\'s view of dropout), not scale={scale}')
+        self.model, self.selected = model, selected
+        self.noise, self.scale, self.seed, self.shared_noise = noise, scale, seed, shared_noise
+        self.active = False  # a backup is held; what is in the weights may be noisy
+        self.noisy = False  # a draw was added
+        self._parameters: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._scratch: dict[torch.device, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._sharded_modules = sharding.sharded_modules(model)
+        self._refresh()
+
+    @property
+    def generator_kind(self) -> str:
+        """The kind of generator that draws: raw θ is reproducible within a kind, and differs between kinds."""
+        return self._weights[0].device.type
+
+    # ---- apply and restore -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def apply(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
+        """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
+        with torch.inference_mode(False):
+            self._refresh()
+            torch._foreach_copy_(self._backups, self._weights)
+        self._versions = [p._version for p in self._parameters]
+        self.noisy = False
+        self._hooks = [owner._register_state_dict_hook(self._clean_state_dict) for owner in self._slots]
+        self.add(strength, step, draw, sign)
+
+    @torch.no_grad()
+    def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
+        """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
+        self.active = True
+        if strength == 0.0:
+            return
+        self.noisy = True
+        try:
+            with torch.inference_mode(False):
+                for pieces, θ in self._noise(sign * strength, step, draw):
+                    torch._foreach_add_([piece.weights for piece in pieces], θ)
+            self._after_write()
+        except BaseException:
+            self._copy_back()
+            raise
+
+    @property
+    def local_weights(self) -> list[Tensor]:
+        """This rank's part of every perturbed parameter, in the order of `selected`."""
+        self._refresh()
+        return self._weights
+
+    def restore(self, check: bool = True) -> None:
+        """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
+        written = [s.name for s, p, v in zip(self.selected, self._parameters, self._versions) if p._version != v]
+        if not (self.noisy or written):
+            return self.keep()
+        try:
+            self._copy_back()
+        except BaseException:  # an interrupt half-way: to copy again is harmless, to stop there is not
+            self._copy_back()
+            raise
+        if written and check:
+            others = f" and {len(written) - 1} other weights were" if len(written) > 1 else " was"
+            raise RuntimeError(
+                f"{written[0]}{others} written while noise was applied: an optimizer.step() inside the context? Its "
+                "change is undone, the weights are those from before the noise. Step after the context."
+            )
+
+    def keep(self) -> None:
+        """Leave the weights as they are now: training without de-noising, the paper's ablation."""
+        self.active = self.noisy = False
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @torch.no_grad()
+    def _copy_back(self) -> None:
+        with torch.inference_mode(False):
+            torch._foreach_copy_(self._weights, self._backups)
+        self._after_write()
+        self.keep()
+
+    def _after_write(self) -> None:
+        sharding.reshard(self._sharded_modules)  # copies gathered from the old values must not be used again
+        torch.clear_autocast_cache()
+        self._versions = [p._version for p in self._parameters]
+
+    @torch.no_grad()
+    def swap_in_clean(self) -> list[Tensor]:
+        """Put the clean weights in place without autograd noticing; returns the noisy ones for `swap_in`."""
+        noisy = [w.clone() for w in self._weights]
+        self.swap_in(self._backups)
+        return noisy
+
+    @torch.no_grad()
+    def swap_in(self, values: list[Tensor]) -> None:
+        """Write values that a pending backward must not notice: what it saved is put back before it runs."""
+        with torch.autograd._unsafe_preserve_version_counter(tuple(self._weights)):
+            torch._foreach_copy_(self._weights, values)
+        self._after_write()
+
+    def _clean_state_dict(self, owner: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """`state_dict()` while noise is applied: clones of the backups take the place of noisy weights."""
+        for slot, index in self._slots[owner]:
+            if prefix + slot in state:
+                state[prefix + slot] = sharding.like(self._parameters[index], self._backups[index].clone())
+
+    # ---- noise -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def draw(self, strength: float, step: int, draw: int = 0) -> list[Tensor]:
+        """The θ that `apply` would add, as new fp32 tensors (this rank's shards), in the order of `selected`."""
+        if self.active:
+            raise RuntimeError("θ follows the clean weights, and noise is applied to them now: leave the context first")
+        self._refresh()
+        result = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in self._weights]
+        for pieces, θ in self._noise(strength, step, draw):
+            for piece, values in zip(pieces, θ):
+                rows = slice(piece.local_row, piece.local_row + len(values)) if values.ndim else ...
+                result[piece.parameter][rows] = values
+        return result
+
+    def _noise(self, strength: float, step: int, draw: int) -> Iterator[tuple[list[_Piece], list[Tensor]]]:
+        """Block by block, the scaled noise of its pieces: views of scratch memory that the next block overwrites."""
+        for block in self._blocks:
+            raw = self._raw(block, step, draw)
+            θ = [raw[p.offset : p.offset + _numel(p.shape)].view(p.shape)[p.window] for p in block.pieces]
+            for piece, values in zip(block.pieces, θ):
+                row = -1 if piece.layout.clean_row is None else piece.layout.clean_row - piece.first_row
+                if 0 <= row < len(values):
+                    values[row] = 0.0
+            if isinstance(self.scale, filters.Filter):
+                torch._foreach_mul_(θ, self._filter_factors(block.pieces, θ, strength, self.scale.epsilon))
+            else:
+                if isinstance(self.scale, filters.Weight):
+                    torch._foreach_mul_(θ, [piece.weights for piece in block.pieces])
+                raw.mul_(strength)
+            yield block.pieces, θ
+
+    def _raw(self, block: _Block, step: int, draw: int) -> Tensor:
+        """A block of raw noise n in fp32, flat."""
+        key = struct.pack("<5q", self.seed, step, draw, block.replica, block.index)
+        generator = self._generators.setdefault(block.device, torch.Generator(block.device))
+        generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True))
+        if hasattr(self.noise, "fill"):
+            raw = self._scratch[block.device][: block.elements]
+            self.noise.fill(raw, generator)
+            return raw
+        (piece,) = block.pieces
+        parameter = sharding.whole(self._parameters[piece.parameter])
+        raw = self.noise.draw(parameter, generator)
+        if raw.shape != parameter.shape:
+            raise ValueError(
+                f"noise {self.noise!r} drew a tensor of shape {tuple(raw.shape)} for "
+                f"{self.selected[piece.parameter].name}, whose shape is {tuple(parameter.shape)}"
+            )
+        return raw.detach().to(block.device, torch.float32, copy=True).reshape(-1)
+
+    @staticmethod
+    def _filter_factors(pieces: list[_Piece], θ: list[Tensor], strength: float, epsilon: float) -> list[Tensor]:
+        """a·‖wᵢ‖/‖θᵢ‖ for every filter of every piece, shaped to broadcast against it."""
+        norms_w = [_norms(piece, piece.weights) for piece in pieces]
+        norms_θ = [_norms(piece, values) for piece, values in zip(pieces, θ)]
+        if epsilon:
+            norms_θ = torch._foreach_add(norms_θ, epsilon)
+        factors = torch._foreach_mul(norms_w, strength)
+        torch._foreach_div_(factors, torch._foreach_clamp_min(norms_θ, filters.SMALLEST_NORM))
+        return list(factors)
+
+    # ---- where everything is -----------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Find the parameters again: a model that moved, changed its dtype or was sharded since has new tensors."""
+        sharding.reshard(self._sharded_modules)
+        parameters = [s.parameter for s in self.selected]
+        addresses = [_address(p) for p in parameters]
+        if len(parameters) == len(self._parameters) and addresses == self._addresses:
+            if all(new is old for new, old in zip(parameters, self._parameters)):
+                return
+        self._sharded_modules = sharding.sharded_modules(self.model)
+        sharding.reshard(self._sharded_modules)
+        self._parameters = [s.parameter for s in self.selected]
+        self._addresses = [_address(p) for p in self._parameters]
+        shards = [sharding.local_part(p) for p in self._parameters]
+        self._weights = [shard.local for shard in shards]
+        self._backups = [torch.empty_like(w) for w in self._weights]
+        self._versions = [p._version for p in self._parameters]
+        self._slots = self._owners_of_parameters()
+        self._blocks = self._cut_into_blocks(shards)
+        self._scratch = {}
+        for block in self._blocks:
+            largest = max(block.elements, len(self._scratch.get(block.device, ())))
+            self._scratch[block.device] = torch.empty(largest, dtype=torch.float32, device=block.device)
+
+    def _owners_of_parameters(self) -> dict[nn.Module, list[tuple[str, int]]]:
+        """Every module that holds a perturbed parameter, tied ones under each of their names."""
+        index = {id(p): i for i, p in enumerate(self._parameters)}
+        slots: dict[nn.Module, list[tuple[str, int]]] = defaultdict(list)
+        for module in self.model.modules():
+            for slot, parameter in module._parameters.items():
+                if id(parameter) in index:
+                    slots[module].append((slot, index[id(parameter)]))
+        return dict(slots)
+
+    def _cut_into_blocks(self, shards: list[sharding.Shard]) -> list[_Block]:
+        """The blocks that this rank must draw, with the pieces in them. Boundaries do not depend on the sharding."""
+        layouts = [filter_layout(s.owner, s.slot, p) for s, p in zip(self.selected, self._parameters)]
+        blocks = []
+        for index, runs in enumerate(self._block_boundaries(layouts)):
+            by_replica: dict[int, list[_Piece]] = defaultdict(list)
+            offset = 0
+            for i, first, rows in runs:
+                shape = (rows, *self._parameters[i].shape[1:]) if self._parameters[i].ndim else ()
+                piece = _piece(i, first, shape, offset, self._parameters[i], shards[i], layouts[i])
+                if piece is not None:
+                    by_replica[sharding.replica(self._parameters[i], self.shared_noise)].append(piece)
+                offset += _numel(shape)
+            for replica, pieces in by_replica.items():
+                blocks.append(_Block(index, offset, replica, pieces[0].weights.device, pieces))
+        return blocks
+
+    def _block_boundaries(self, layouts: list[FilterLayout]) -> Iterator[list[tuple[int, int, int]]]:
+        """Runs of (parameter, first row, rows) that share a block, from shapes alone."""
+        share = hasattr(self.noise, "fill")  # a user's own noise draws parameter by parameter
+        run: list[tuple[int, int, int]] = []
+        filled, device = 0, None
+        for i, (p, layout) in enumerate(zip(self._parameters, layouts)):
+            size, rows, limit = p.numel(), p.shape[0] if p.ndim else 1, block_elements(p.device)
+            if run and (filled + size > limit or p.device != device or not share):
+                yield run
+                run, filled = [], 0
+            device = p.device
+            if size > limit and layout.axis != 1 and share:
+                rows_in_block = max(1, limit // (size // rows))
+                for first in range(0, rows, rows_in_block):
+                    yield [(i, first, min(rows_in_block, rows - first))]
+            else:
+                run.append((i, 0, rows))
+                filled += size
+        if run:
+            yield run
+
+
+def _piece(
+    index: int,
+    first: int,
+    shape: tuple[int, ...],
+    offset: int,
+    parameter: Tensor,
+    shard: sharding.Shard,
+    layout: FilterLayout,
+) -> _Piece | None:
+    """The part of rows [first, first + shape[0]) that this rank holds; None if it holds none and nobody waits for it."""
+    groups = sharding.groups_that_share_filters(parameter, layout)
+    if not shape:
+        return _Piece(index, layout, offset, shape, (), 0, 0, shard.local, 1, groups)
+    start, end = shard.start[0], shard.start[0] + shard.local.shape[0]
+    low, high = max(first, start), max(first, start, min(first + shape[0], end))
+    if low == high and not groups:
+        return None
+    inner = (slice(s, s + n) for s, n in zip(shard.start[1:], shard.local.shape[1:]))
+    window = (slice(low - first, high - first), *inner)
+    local_row = low - start if low < high else 0
+    weights = shard.local.narrow(0, local_row, high - low)
+    return _Piece(index, layout, offset, shape, window, low, local_row, weights, parameter.shape[0], groups)
+
+
+def _norms(piece: _Piece, values: Tensor) -> Tensor:
+    """Filter norms of a piece, broadcastable to it; squared norms are added up over the ranks that share a filter."""
+    if not piece.filter_groups:
+        return filters.filter_norms(values, piece.layout)
+    squares = filters.squared_sums(values, piece.layout, piece.first_row, piece.whole_rows)
+    for group in piece.filter_groups:
+        torch.distributed.all_reduce(squares, group=group)
+    return filters.spread(squares.sqrt(), values, piece.layout, piece.first_row, piece.whole_rows)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _address(parameter: Any) -> int:
+    return getattr(parameter, "_local_tensor", parameter).data_ptr()

@@ -1,0 +1,284 @@
+"""SmoothOut and AdaSmoothOut: Algorithm 1 of the paper.
+
+    for each batch x_t:
+        w_t ← w_t + θ_t                 perturbation     `perturbed()` enters
+        g_t = ∂Q(x_t, w_t)/∂w_t         back-propagation the user's own code
+        w_t ← w_t − θ_t, exactly        de-noising       `perturbed()` leaves
+        w_{t+1} = w_t − η_t·g_t         updating         the user's own optimizer
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from smoothout.attach import Attachment
+from smoothout.filters import Scale, as_scale
+from smoothout.late_backward import LateBackwardGuard
+from smoothout.noise import Noise, as_noise
+from smoothout.perturb import Perturbation
+from smoothout.schedule import Schedule, factor
+from smoothout.select import Predicate, select_parameters
+from smoothout.summary import Summary, summarise
+
+
+class SmoothOut:
+    """Trains on C̄(w) = E[C(w + θ)]: perturb, take the gradient there, put the weights back exactly, step.
+
+    Args:
+        model: any module; its parameters are perturbed in place and put back bit for bit.
+        strength: a, the size of the noise. Any time later it may be set anew (`smooth.strength = …`).
+        noise: `"uniform"`, `"gaussian"`, `"rademacher"`, or an object with `draw(parameter, generator)`.
+        scale: `"absolute"` θ = a·n; `"filter"` ‖θᵢ‖ = a·‖wᵢ‖ for every filter i; `"weight"` θ = a·w·n.
+        schedule: step → factor on the strength, see `smoothout.schedule`.
+        select: predicate (name, parameter, module) → bool on the trainable floating-point parameters; by default all
+            but those of normalisation layers.
+        seed: of a private generator: dropout, data order and the global generators are never touched.
+        denoise: False leaves θ in the weights (the paper's ablation); an exception still takes it back.
+        shared_noise: under DDP all ranks draw the same θ; by default each its own, so that N ranks average N draws.
+
+    Example:
+        >>> smooth = SmoothOut(model, strength=0.0375)
+        >>> for x, y in loader:
+        ...     with smooth.perturbed():
+        ...         loss_fn(model(x), y).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: float = 0.0375,
+        *,
+        noise: str | Noise = "uniform",
+        scale: str | Scale = "absolute",
+        schedule: Schedule | None = None,
+        select: Predicate | None = None,
+        seed: int = 0,
+        denoise: bool = True,
+        shared_noise: bool = False,
+    ) -> None:
+        check_model(model)
+        self.strength = strength
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"schedule={schedule!r} is not callable: give a function from a step to a factor")
+        self.schedule, self.denoise = schedule, denoise
+        self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
+        self._guard = LateBackwardGuard(model, self._perturbation)
+        self._attachment: Attachment | None = None
+        self._step = 0
+        self._draw = 0
+
+    # ---- Algorithm 1 -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """One draw: inside, the weights are w + θ; on every way out they are w, bit for bit, in the same storage."""
+        self._refuse_if_busy("perturbed()")
+        w, a = self._perturbation, self.current_strength
+        try:
+            w.apply(a, self._step)
+            with self._guard.watching():
+                yield
+        except BaseException:
+            self._take_back()
+            raise
+        else:
+            self._denoise()
+        finally:
+            self._step += 1
+
+    @contextmanager
+    def samples(self, n: int, antithetic: bool = False) -> Iterator[Iterator[int]]:
+        """n draws for one update: iterate over what this yields, one backward of `loss / n` in each turn.
+
+        Args:
+            n: the number of draws.
+            antithetic: draws come in pairs +θ, −θ, which cancels odd orders of the noise; n must be even.
+
+        Example:
+            >>> with smooth.samples(4) as draws:
+            ...     for _ in draws:
+            ...         (loss_fn(model(x), y) / 4).backward()
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1 or (antithetic and n % 2):
+            raise ValueError(f"samples(n={n!r}): n is a whole number of at least 1, and even with antithetic=True")
+        self._refuse_if_busy("samples()")
+        w, a = self._perturbation, self.current_strength
+
+        def draws() -> Iterator[int]:
+            for i in range(n):
+                if w.active and self.denoise:
+                    w.restore()
+                add = w.add if w.active else w.apply
+                add(a, self._step, i // 2 if antithetic else i, -1.0 if antithetic and i % 2 else 1.0)
+                self._guard.new_draw()
+                yield i
+            self._denoise()
+
+        try:
+            with self._guard.watching():
+                yield draws()
+        except BaseException:
+            self._take_back()
+            raise
+        else:
+            self._denoise()
+        finally:
+            self._step += 1
+
+    def attach(self, optimizer: Optimizer | Sequence[Optimizer], draw: Literal["step", "forward"] = "step") -> Attachment:
+        """Hooks only: not a line of the loop changes. A forward in training mode with gradients enabled perturbs, and
+        the weights come back when its backward ends, before clipping, the step, evaluation or saving.
+
+        Args:
+            optimizer: whose `step()` ends a step of the schedule; a list for several.
+            draw: `"step"`: the same θ for every micro-batch until the optimizer steps; `"forward"`: a new one each.
+
+        Returns:
+            A handle with `.restore()` (take the noise of a forward back whose backward never came) and `.remove()`.
+        """
+        if self._perturbation.active:
+            raise RuntimeError("attach() inside perturbed() or samples(): leave the context first")
+        if self._attachment is None or self._attachment.removed:
+            self._attachment = Attachment(self, draw)
+        self._attachment.add(optimizer, draw)
+        return self._attachment
+
+    def _denoise(self) -> None:
+        if self._perturbation.active:
+            self._perturbation.restore() if self.denoise else self._perturbation.keep()
+
+    def _take_back(self) -> None:
+        """After an exception: noise goes, and so does whatever else was written; the exception says what happened."""
+        if self._perturbation.active:
+            self._perturbation.restore(check=False)
+
+    def _refuse_if_busy(self, what: str) -> None:
+        if self._attachment is not None and not self._attachment.removed:
+            raise RuntimeError(f"{what} on a SmoothOut that is attached: the hooks do it already; remove() them first")
+        if self._perturbation.active:
+            raise RuntimeError(f"{what} inside perturbed() or samples() of the same SmoothOut: noise does not nest")
+
+    # ---- strength and position ---------------------------------------------------------------------------------------
+
+    @property
+    def strength(self) -> float:
+        """a, before the schedule."""
+        return self._strength
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        self._strength = check_strength(value)
+
+    @property
+    def step_count(self) -> int:
+        """Steps of the schedule so far: one `perturbed()` or `samples()` is one; attached, one `optimizer.step()`."""
+        return self._step
+
+    @property
+    def current_strength(self) -> float:
+        """a times the schedule's factor at this step."""
+        return self.strength * factor(self.schedule, self._step)
+
+    def summary(self) -> Summary:
+        """Per tensor: how many filters, and ‖θ‖/‖w‖ of the draw that comes next. `print` it."""
+        return summarise(self._perturbation, self.current_strength, self._step)
+
+    # ---- resume ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, position and generator kind: with it a resumed run draws the noise an uninterrupted one would have."""
+        return {
+            "seed": self._perturbation.seed,
+            "step": self._step,
+            "draw": self._draw,
+            "generator": self._perturbation.generator_kind,
+            "parameters": self._fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict()` was taken."""
+        missing = {"seed", "step", "draw", "generator", "parameters"} - set(state)
+        if missing:
+            raise ValueError(f"this is no state of a SmoothOut: {sorted(missing)} missing, it has {sorted(state)}")
+        if state["parameters"] != self._fingerprint():
+            raise ValueError(
+                f"this state is of another model or selection: its perturbed tensors were {state['parameters']!r}, "
+                f"here they are {self._fingerprint()!r}"
+            )
+        if state["generator"] != self._perturbation.generator_kind:
+            warnings.warn(
+                f"the state was saved with noise from the {state['generator']!r} generator, here it is "
+                f"{self._perturbation.generator_kind!r}: the same law, other numbers than an uninterrupted run's",
+                stacklevel=2,
+            )
+        self._perturbation.seed = state["seed"]
+        self._step, self._draw = state["step"], state["draw"]
+
+    def _fingerprint(self) -> str:
+        shapes = [(s.plain_name, tuple(s.parameter.shape)) for s in self._perturbation.selected]
+        elements = sum(math.prod(shape) for _, shape in shapes)
+        return f"{len(shapes)} tensors, {elements} elements, {hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]}"
+
+    def __repr__(self) -> str:
+        p = self._perturbation
+        return f"{type(self).__name__}(strength={self.strength}, noise={p.noise}, scale={p.scale}, step={self._step})"
+
+
+class AdaSmoothOut(SmoothOut):
+    """SmoothOut with noise scaled to each filter: ‖θ̂ᵢ‖ = strength · ‖wᵢ‖ for every filter i.
+
+    Its step ignores ∂θ̂/∂w: "the exact gradient of C̄" holds for `SmoothOut` alone.
+    """
+
+    def __init__(
+        self, model: nn.Module, strength: float = 0.15, *, scale: str | Scale = "filter", **others: Any
+    ) -> None:
+        super().__init__(model, strength, scale=scale, **others)
+
+
+def check_strength(value: float) -> float:
+    """A strength is a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"strength={value!r} is a {type(value).__name__}: give a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
+    return float(value)
+
+
+def check_model(model: nn.Module) -> None:
+    """A module, and not a DataParallel one, whose replicas would not see the noise."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
+    if isinstance(model, nn.DataParallel):
+        raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside (model.module)")
+
+
+def make_perturbation(
+    model: nn.Module,
+    noise: str | Noise,
+    scale: str | Scale,
+    select: Predicate | None,
+    seed: int,
+    shared_noise: bool,
+) -> Perturbation:
+    """Check the arguments and find the parameters."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise (TypeError if not isinstance(seed, int) else ValueError)(f"seed={seed!r}: give a whole number of 64 bits")
+    the_noise, the_scale = as_noise(noise), as_scale(scale)
+    selected = select_parameters(model, select)
+    if not selected:
+        raise ValueError(
+            f"nothing to perturb in {type(model).__name__}: no trainable floating-point parameter "
+            + ("outside normalisation layers" if select is None else "for which select holds")
+        )
+    return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)
