@@ -1,0 +1,15 @@
+"""The networks of the paper, ghost batch normalisation, and a registry."""
+
+from .ghost_norm import GhostBatchNorm1d, GhostBatchNorm2d, chunk_count, chunk_sizes, with_ghost_norm
+from .registry import MODELS, build, default_model
+
+__all__ = [
+    "MODELS",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "build",
+    "chunk_count",
+    "chunk_sizes",
+    "default_model",
+    "with_ghost_norm",
+]
