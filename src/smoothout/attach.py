@@ -6,6 +6,7 @@ the autograd engine, which restores when the backward has ended: before clipping
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from torch.optim import LBFGS, Optimizer
 from smoothout.late_backward import LATE, in_backward, tensors_with_grad
 
 if TYPE_CHECKING:
+    from smoothout.perturb import Perturbation
     from smoothout.smooth import SmoothOut
 
 
@@ -38,8 +40,8 @@ class Attachment:
         self._forward_since_step = False
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._warned = False
-        self._clean_passes = _CleanPasses(self)
-        refuse_compiled_in_place(self._model)
+        self._clean_passes = _CleanPasses(self._weights)
+        _refuse_if_compiled_code_ignores_hooks(self._model)
         self._hooks: list[Any] = [
             # Before FSDP's own pre-hook, which gathers the weights.
             self._model.register_forward_pre_hook(self._before_forward, prepend=True),
@@ -57,8 +59,7 @@ class Attachment:
     def remove(self) -> None:
         """Take all hooks away, and the noise if there is any."""
         self.restore()
-        while self._hooks:
-            self._hooks.pop().remove()
+        _remove_all(self._hooks)
         self.removed = True
 
     def add(self, optimizers: Optimizer | Sequence[Optimizer], draw: str) -> None:
@@ -166,47 +167,73 @@ class Attachment:
 
 
 class _CleanPasses:
-    """While a backward is pending, passes without gradients (of the model or any part of it) see clean weights."""
+    """While a backward is pending, passes without gradients (of the model or any part of it) see clean weights.
 
-    def __init__(self, attachment: Attachment) -> None:
-        self._weights = attachment._weights
+    Global hooks, because any part may be called; weak ones, so that a model may be thrown away in the meantime.
+    """
+
+    def __init__(self, weights: Perturbation) -> None:
+        self._weights = weights
+        self._modules: set[nn.Module] = set()
         self._hooks: list[Any] = []
         self._inside: nn.Module | None = None
         self._noisy: list[Tensor] = []
+        weakref.finalize(self, _remove_all, self._hooks)
 
     def start(self) -> None:
         if not self._hooks and self._weights.noisy:
             self._modules = set(self._weights.model.modules())
-            self._hooks = [
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, always_call=True),
+            enter, leave = weakref.WeakMethod(self._enter), weakref.WeakMethod(self._leave)
+            self._hooks += [
+                register_module_forward_pre_hook(lambda module, args: (enter() or _nothing)(module)),
+                register_module_forward_hook(lambda module, *_: (leave() or _nothing)(module), always_call=True),
             ]
 
     def stop(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        _remove_all(self._hooks)
 
     @torch.compiler.disable
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
         if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
             self._inside = module
             self._noisy = self._weights.swap_in_clean()
 
     @torch.compiler.disable
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module) -> None:
         if module is self._inside:
             self._inside = None
             self._weights.swap_in(self._noisy)
             self._noisy = []
 
 
-def refuse_compiled_in_place(model: nn.Module) -> None:
-    """`model.compile()` bakes the hooks of its first call into the compiled code, and no guard looks at later ones."""
+def _remove_all(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
+
+
+def _nothing(module: nn.Module) -> None:
+    return None
+
+
+def _refuse_if_compiled_code_ignores_hooks(model: nn.Module) -> None:
+    """Compiled code that holds the model's own call has no guard on hooks: those that come later would never run.
+
+    That is so after `model.compile()`, and for torch's own containers (`nn.Sequential`) inside `torch.compile`.
+    """
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise ValueError(
             "this model was compiled in place by model.compile(), which does not see hooks that come later: attach "
             "first, or use torch.compile(model)"
         )
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None or not type(model).__module__.startswith("torch.nn."):
+        return
+    for wrapper in (o for o in gc.get_objects() if type(o) is compiler.OptimizedModule):
+        if wrapper._orig_mod is model:
+            raise ValueError(
+                f"this {type(model).__name__} was compiled before, and the compiled code does not see hooks that come "
+                "later: give SmoothOut the compiled model, SmoothOut(torch.compile(model))"
+            )
 
 
 def _unwrap(optimizer: Any) -> Any:

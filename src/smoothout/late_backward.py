@@ -59,27 +59,25 @@ class LateBackwardGuard:
         """Mark the outputs of every forward inside; at the end their draw is over."""
         self.new_draw()
         self._stop_watching_recomputes()
-        # A compiled call would trace the hook; autograd's own check covers compiled graphs, which save their weights.
-        compiled = getattr(self._model, "_compiled_call_impl", None) is not None
-        hook = None if compiled else self._model.register_forward_hook(self._mark, with_kwargs=True)
+        hook = self._model.register_forward_hook(self._mark, with_kwargs=True)
         try:
             yield
         finally:
             self.new_draw()
-            if hook is not None:
-                hook.remove()
+            hook.remove()
 
-    @torch.compiler.disable
     def _mark(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._perturbation.noisy:
+        # Traced into a compiled graph this does nothing: such a graph saves its weights, and autograd checks those.
+        if torch.compiler.is_compiling() or not self._perturbation.noisy:
             return
         draw_number = self._draw_number
         for tensor in tensors_with_grad(output):
             tensor.register_hook(lambda grad: self.check(draw_number))
         # Re-entrant checkpointing runs the forward without gradients and again, with them, inside the backward.
         if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)) and self._recompute_hook is None:
-            refuse = torch.compiler.disable(lambda *_: self.check(draw_number) if in_backward() else None)
-            self._recompute_hook = self._model.register_forward_pre_hook(refuse)
+            self._recompute_hook = self._model.register_forward_pre_hook(
+                lambda *_: self.check(draw_number) if not torch.compiler.is_compiling() and in_backward() else None
+            )
 
     def check(self, draw_number: int) -> None:
         """Raise unless the draw is the one that is applied now."""

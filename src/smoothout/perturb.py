@@ -1,5 +1,7 @@
 """Draw θ, back up w, apply, restore: the one place that writes to weights.
 
+It works on detached tensors and needs no `torch.no_grad()`, which an interrupt at the wrong moment leaves switched on.
+
 The rule for raw noise: all perturbed parameters, in the model's order, are cut into blocks; small tensors share one,
 large ones are cut along dimension 0. A block is filled from a generator seeded with (seed, step, draw, replica, block).
 So many tensors take few kernels, scratch memory is one block, a shard draws only the blocks it touches, and a sharded
@@ -12,6 +14,7 @@ import hashlib
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +98,9 @@ class Perturbation:
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def apply(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
-        with torch.inference_mode(False):
+        with _outside_inference_mode():
             self._refresh()
             torch._foreach_copy_(self._backups, self._weights)
         self._versions = [p._version for p in self._parameters]
@@ -106,7 +108,6 @@ class Perturbation:
         self._hooks = [owner._register_state_dict_hook(self._clean_state_dict) for owner in self._slots]
         self.add(strength, step, draw, sign)
 
-    @torch.no_grad()
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
         self.active = True
@@ -114,7 +115,7 @@ class Perturbation:
             return
         self.noisy = True
         try:
-            with torch.inference_mode(False):
+            with _outside_inference_mode():
                 for pieces, θ in self._noise(sign * strength, step, draw):
                     torch._foreach_add_([piece.weights for piece in pieces], θ)
             self._after_write()
@@ -151,9 +152,8 @@ class Perturbation:
         while self._hooks:
             self._hooks.pop().remove()
 
-    @torch.no_grad()
     def _copy_back(self) -> None:
-        with torch.inference_mode(False):
+        with _outside_inference_mode():
             torch._foreach_copy_(self._weights, self._backups)
         self._after_write()
         self.keep()
@@ -163,14 +163,12 @@ class Perturbation:
         torch.clear_autocast_cache()
         self._versions = [p._version for p in self._parameters]
 
-    @torch.no_grad()
     def swap_in_clean(self) -> list[Tensor]:
         """Put the clean weights in place without autograd noticing; returns the noisy ones for `swap_in`."""
         noisy = [w.clone() for w in self._weights]
         self.swap_in(self._backups)
         return noisy
 
-    @torch.no_grad()
     def swap_in(self, values: list[Tensor]) -> None:
         """Write values that a pending backward must not notice: what it saved is put back before it runs."""
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._weights)):
@@ -185,7 +183,6 @@ class Perturbation:
 
     # ---- noise -------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def draw(self, strength: float, step: int, draw: int = 0) -> list[Tensor]:
         """The θ that `apply` would add, as new fp32 tensors (this rank's shards), in the order of `selected`."""
         if self.active:
@@ -351,6 +348,11 @@ def _norms(piece: _Piece, values: Tensor) -> Tensor:
     for group in piece.filter_groups:
         torch.distributed.all_reduce(squares, group=group)
     return filters.spread(squares.sqrt(), values, piece.layout, piece.first_row, piece.whole_rows)
+
+
+def _outside_inference_mode() -> AbstractContextManager[Any]:
+    """Buffers made in inference mode could not be written outside it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _numel(shape: tuple[int, ...]) -> int:

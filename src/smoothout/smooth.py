@@ -281,4 +281,7 @@ def make_perturbation(
             f"nothing to perturb in {type(model).__name__}: no trainable floating-point parameter "
             + ("outside normalisation layers" if select is None else "for which select holds")
         )
+    on_meta = [s.name for s in selected if s.parameter.is_meta]
+    if on_meta:
+        raise ValueError(f"{on_meta[0]} is on the meta device and has no values: give the model its weights first")
     return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)

@@ -1,0 +1,492 @@
+"""attach(): an unchanged loop trains as the explicit one does, and finds clean weights everywhere else."""
+
+import copy
+import gc
+import math
+import warnings
+import weakref
+
+import pytest
+import torch
+from cases import assert_same, snapshot
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from smoothout import AdaSmoothOut, SmoothOut
+
+
+class Mlp(nn.Module):
+    """Not a container of torch's own: the compiler treats those differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = sequential()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def sequential():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batches(n, size=8):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(n)
+    ]
+
+
+def squared_error(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def plain_loop(model, optimizer, data, call=None):
+    for batch in data:
+        squared_error(model if call is None else call, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def explicit_loop(model, optimizer, data, smooth):
+    for batch in data:
+        with smooth.perturbed():
+            squared_error(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def assert_equal_models(a, b):
+    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values()):
+        assert torch.equal(p, q), name
+
+
+@pytest.fixture
+def twins():
+    """A model trained by the explicit loop, and its untrained twin."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    expected = Mlp()
+    model = copy.deepcopy(expected)
+    torch.manual_seed(5)
+    explicit_loop(expected, sgd(expected), batches(20), AdaSmoothOut(expected, 0.3, seed=2))
+    torch.manual_seed(5)
+    return model, expected
+
+
+def test_an_unchanged_loop_equals_the_explicit_one_bit_for_bit(twins):
+    model, expected = twins
+    optimizer = sgd(model)
+    smooth = AdaSmoothOut(model, 0.3, seed=2)
+    smooth.attach(optimizer)
+    plain_loop(model, optimizer, batches(20))
+    assert_equal_models(model, expected)
+    assert smooth.step_count == 20
+
+
+def test_step_with_a_closure(twins):
+    """As Lightning does it: forward and backward run inside step()."""
+    model, expected = twins
+    optimizer = sgd(model)
+    AdaSmoothOut(model, 0.3, seed=2).attach(optimizer)
+    for batch in batches(20):
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = squared_error(model, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            return loss
+
+        optimizer.step(closure)
+    assert_equal_models(model, expected)
+
+
+@pytest.mark.parametrize("build", [Mlp, sequential])
+@pytest.mark.parametrize(
+    "order", ["attach, compile", "compile, attach", "compile, call, attach", "attach to compiled", "in place later"]
+)
+def test_compiled_models_train_alike_or_raise(build, order):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    expected = build()
+    model = copy.deepcopy(expected)
+    for m in (model, expected):
+        next(x for x in m.modules() if isinstance(x, nn.Dropout)).p = 0.0
+    explicit_loop(expected, sgd(expected), batches(10), AdaSmoothOut(expected, 0.3, seed=2))
+    optimizer = sgd(model)
+
+    def attach(m=model):
+        AdaSmoothOut(m, 0.3, seed=2).attach(optimizer)
+
+    def compiled():
+        return torch.compile(model, backend="aot_eager")
+
+    if order == "attach, compile":
+        attach()
+        call = compiled()
+    elif order == "attach to compiled":
+        attach(call := compiled())
+    elif order == "in place later":
+        attach()
+        model.compile(backend="aot_eager")
+        call = model
+    else:
+        call = compiled()
+        if order == "compile, call, attach":
+            state = copy.deepcopy(model.state_dict())
+            squared_error(call, batches(1)[0]).backward()
+            optimizer.zero_grad()
+            model.load_state_dict(state)
+        if build is sequential:
+            with pytest.raises(ValueError, match="give SmoothOut the compiled model"):
+                attach()
+            return
+        attach()
+    plain_loop(model, optimizer, batches(10), call)
+    for a, b in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_compiled_in_place_is_refused():
+    model = Mlp()
+    model.compile(backend="aot_eager")
+    with pytest.raises(ValueError, match="compiled in place"):
+        SmoothOut(model).attach(sgd(model))
+
+
+def test_clean_weights_between_backward_and_step_and_after_a_skipped_step():
+    model = Mlp()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    smooth = SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
+    for step, batch in enumerate(batches(4)):
+        before = snapshot(model)
+        scaler.scale(squared_error(model, batch)).backward()
+        assert_same(model, before)
+        if step == 1:
+            model.layers[0].weight.grad.fill_(math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if step == 1:
+            assert_same(model, before)
+    assert smooth.step_count == 3  # the skipped step was none
+
+
+def test_one_theta_per_step_or_per_forward():
+    model = nn.Linear(6, 3)
+    optimizer = sgd(model)
+    seen = []
+    model.register_forward_hook(lambda m, *_: seen.append(m.weight.detach().clone()))
+    for draw, distinct in (("step", 1), ("forward", 3)):
+        smooth = SmoothOut(model, 0.5)
+        handle = smooth.attach(optimizer, draw=draw)
+        seen.clear()
+        for batch in batches(3):
+            squared_error(model, batch).backward()
+        assert len({tuple(w.flatten().tolist()) for w in seen}) == distinct
+        optimizer.step()
+        squared_error(model, batches(1)[0]).backward()
+        assert not any(torch.equal(seen[-1], w) for w in seen[:-1])
+        handle.remove()
+
+
+def test_accumulation_equals_one_batch():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    twin = copy.deepcopy(model)
+    x, y = (t.double() for t in batches(1, size=32)[0])
+    for m, parts in ((model, 1), (twin, 4)):
+        SmoothOut(m, 0.3).attach(sgd(m))
+        for part in zip(x.chunk(parts), y.chunk(parts)):
+            (squared_error(m, part) / parts).backward()
+    for a, b in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_passes_without_gradients_see_clean_weights_at_any_time():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x, y = batches(1)[0]
+    SmoothOut(model, 0.5).attach(sgd(model))
+    before = snapshot(model)
+    with torch.no_grad():
+        clean, clean_part = model(x), model[0](x)  # in training mode
+    assert_same(model, before)
+    pending = squared_error(model, (x, y))
+    noisy = model[0].weight.detach().clone()
+    assert not torch.equal(noisy, before["0.weight"][0])
+    with torch.no_grad():
+        assert torch.equal(model(x), clean)
+        assert torch.equal(model[0](x), clean_part)  # a part of the model too
+    assert torch.equal(model[0].weight, noisy)
+    assert torch.equal(model.state_dict()["0.weight"], before["0.weight"][0])
+    assert torch.equal(model[0].state_dict()["weight"], before["0.weight"][0])
+    pending.backward()  # and the pending backward is none the wiser
+    assert_same(model, before)
+
+
+def test_the_pending_gradient_is_not_disturbed_by_a_pass_without_gradients():
+    x, y = batches(1)[0]
+    gradients = []
+    for disturb in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        SmoothOut(model, 0.5).attach(sgd(model))
+        loss = squared_error(model, (x, y))
+        if disturb:
+            with torch.no_grad():
+                model(x)
+            with pytest.raises(RuntimeError), torch.no_grad():  # a failing pass too
+                model(x[:, :2])
+        loss.backward()
+        gradients.append(model[0].weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_an_evaluation_with_gradients_gives_the_pending_forward_up():
+    model = Mlp()
+    x, y = batches(1)[0]
+    before = snapshot(model)
+    SmoothOut(model, 0.5).attach(sgd(model))
+    pending = squared_error(model, (x, y))
+    model.eval()
+    squared_error(model, (x, y)).backward()
+    assert_same(model, before)
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        pending.backward()
+
+
+def test_a_forward_without_backward_is_taken_back():
+    model = Mlp()
+    optimizer = sgd(model)
+    handle = SmoothOut(model, 0.5).attach(optimizer)
+    before = snapshot(model)
+    kept = model(batches(1)[0][0])
+    assert not torch.equal(model.layers[0].weight, before["layers.0.weight"][0])
+    handle.restore()
+    assert_same(model, before)
+    handle.restore()
+    del kept
+    model(batches(1)[0][0])
+    optimizer.step()  # no gradients: nothing to update, but the noise must go
+    assert_same(model, before)
+    with torch.no_grad():
+        model(batches(1)[0][0])
+    assert_same(model, before)
+
+
+def test_an_exception_in_forward_or_backward():
+    model = Mlp()
+    before = snapshot(model)
+    SmoothOut(model, 0.5).attach(sgd(model))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.randn(3, 5))
+    assert_same(model, before)
+    out = model(batches(1)[0][0])
+    out.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        out.sum().backward()
+    squared_error(model, batches(1)[0]).backward()  # the loop goes on, and the weights come back
+    assert_same(model, before)
+
+
+def test_checkpointed_models(twins):
+    model, expected = twins
+    for layer in (model.layers[3],):
+        layer.p = 0.2
+    optimizer = sgd(model)
+    AdaSmoothOut(model, 0.3, seed=2).attach(optimizer)
+    for x, y in batches(20):
+        stats = copy.deepcopy(model.layers[1].state_dict())
+        (checkpoint(model, x, use_reentrant=False) - y).square().mean().backward()
+        del stats
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    for (name, p), q in zip(model.named_parameters(), expected.parameters()):
+        assert torch.equal(p, q), name
+
+
+def test_reentrant_checkpointing_of_the_whole_model_is_refused():
+    model = Mlp()
+    before = snapshot(model)
+    SmoothOut(model, 0.3).attach(sgd(model))
+    x = torch.randn(4, 6, requires_grad=True)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        checkpoint(model, x, use_reentrant=True).sum().backward()
+    assert_same(model, before)
+
+
+def test_a_second_backward_through_one_forward_raises():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    SmoothOut(model, 0.3).attach(sgd(model))
+    loss = squared_error(model, batches(1)[0])
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        loss.backward()
+
+
+def test_two_forwards_one_backward():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    before = snapshot(model)
+    first, second = batches(2)
+    SmoothOut(model, 0.3).attach(sgd(model))
+    (squared_error(model, first) + squared_error(model, second)).backward()
+    assert_same(model, before)
+    with SmoothOut(twin, 0.3).perturbed():
+        (squared_error(twin, first) + squared_error(twin, second)).backward()
+    assert torch.equal(model[0].weight.grad, twin[0].weight.grad)
+
+
+def test_two_optimizers():
+    model, expected = Mlp(), None
+    expected = copy.deepcopy(model)
+    smooth, explicit = SmoothOut(model, 0.3), SmoothOut(expected, 0.3)
+    pairs = []
+    for m in (model, expected):
+        pairs.append([torch.optim.SGD(m.layers[0].parameters(), 0.1), torch.optim.Adam(m.layers[1:].parameters(), 0.01)])
+    smooth.attach(pairs[0][0])
+    smooth.attach(pairs[0][1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(1)
+        for batch in batches(6):
+            squared_error(model, batch).backward()
+            for optimizer in pairs[0]:
+                optimizer.step()
+                optimizer.zero_grad()
+    torch.manual_seed(1)
+    for batch in batches(6):
+        with explicit.perturbed():
+            squared_error(expected, batch).backward()
+        for optimizer in pairs[1]:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal_models(model, expected)
+    assert smooth.step_count == 6
+
+
+def test_a_root_whose_forward_is_never_called_is_named_once():
+    model = Mlp()
+    optimizer = sgd(model)
+    SmoothOut(model).attach(optimizer)
+    with pytest.warns(UserWarning, match="attached to Mlp, whose forward was not called"):
+        plain_loop(model, optimizer, batches(1), call=model.layers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_loop(model, optimizer, batches(2), call=model.layers)
+
+
+def test_without_denoising_the_step_starts_from_noisy_weights():
+    model = nn.Linear(6, 3)
+    twin = copy.deepcopy(model)
+    optimizer, other = sgd(model), sgd(twin)
+    SmoothOut(model, 0.3, denoise=False).attach(optimizer)
+    explicit = SmoothOut(twin, 0.3, denoise=False)
+    for batch in batches(5):
+        squared_error(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with explicit.perturbed():
+            squared_error(twin, batch).backward()
+        other.step()
+        other.zero_grad()
+    assert_equal_models(model, twin)
+
+
+def test_resume_in_the_middle_of_an_accumulation():
+    def run(split):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = sgd(model)
+        smooth = SmoothOut(model, 0.5)
+        smooth.attach(optimizer, draw="forward")
+        for i, batch in enumerate(batches(8)):
+            if i == split:
+                state = smooth.state_dict()
+                smooth._attachment.remove()
+                smooth = SmoothOut(model, 0.5, seed=9)
+                smooth.load_state_dict(state)
+                smooth.attach(optimizer, draw="forward")
+            squared_error(model, batch).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        return model.weight.detach()
+
+    assert torch.equal(run(split=None), run(split=6))
+
+
+def test_remove_leaves_no_trace():
+    model = Mlp()
+    optimizer = sgd(model)
+
+    def hooks():
+        return [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._state_dict_hooks), len(m._backward_hooks))
+            for m in model.modules()
+        ] + [len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)]
+
+    nothing = hooks()
+    twin = copy.deepcopy(model)
+    smooth = SmoothOut(model, 0.5)
+    handle = smooth.attach(optimizer)
+    assert hooks() != nothing
+    model(batches(1)[0][0])  # pending
+    handle.remove()
+    assert hooks() == nothing
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+    model.load_state_dict(twin.state_dict())
+    torch.manual_seed(1)
+    plain_loop(model, optimizer, batches(3))
+    torch.manual_seed(1)
+    plain_loop(twin, sgd(twin), batches(3))
+    assert_equal_models(model, twin)
+    gone = weakref.ref(smooth)
+    del smooth, handle
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_cannot_be_attached_is_refused_in_words():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="LBFGS evaluates its closure at several points"):
+        SmoothOut(model).attach(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TypeError, match="optimizer is a int"):
+        SmoothOut(model).attach([3])
+    with pytest.raises(ValueError, match="draw='epoch'"):
+        SmoothOut(model).attach(sgd(model), draw="epoch")
+    smooth = SmoothOut(model)
+    smooth.attach(sgd(model))
+    with pytest.raises(ValueError, match="attached with draw='step'"):
+        smooth.attach(sgd(model), draw="forward")
+    with pytest.raises(RuntimeError, match="the hooks do it already"), smooth.perturbed():
+        pass
+    model.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(ValueError, match="step inside the backward"):
+        SmoothOut(model).attach(sgd(model))
+
+
+def test_an_optimizer_that_steps_inside_the_backward_is_noticed_later_too():
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    before = snapshot(model)
+    SmoothOut(model, 0.1).attach(optimizer)
+
+    @torch.no_grad()
+    def step_in_backward(p):
+        p.sub_(0.1 * p.grad)
+
+    model.weight.register_post_accumulate_grad_hook(step_in_backward)
+    with pytest.raises(RuntimeError, match="weight was written while noise was applied"):
+        model(torch.randn(3, 2)).sum().backward()
+    assert_same(model, before)

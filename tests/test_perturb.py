@@ -1,0 +1,291 @@
+"""Exactness: whatever happens inside, the weights come back bit for bit, in the same storage."""
+
+import copy
+import signal
+import threading
+
+import pytest
+import torch
+from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut
+from smoothout.perturb import Perturbation
+
+
+def leave_normally(smooth, check):
+    with smooth.perturbed():
+        check()
+
+
+def leave_by_exception(smooth, check):
+    with pytest.raises(ZeroDivisionError), smooth.perturbed():
+        check()
+        raise ZeroDivisionError
+
+
+def leave_by_interrupt(smooth, check):
+    with pytest.raises(KeyboardInterrupt), smooth.perturbed():
+        check()
+        signal.raise_signal(signal.SIGINT)
+
+
+def leave_by_second_enter(smooth, check):
+    with pytest.raises(RuntimeError, match="does not nest"), smooth.perturbed():
+        check()
+        with smooth.perturbed():
+            pass
+
+
+def leave_samples(smooth, check):
+    with smooth.samples(3) as draws:
+        for _ in draws:
+            check()
+
+
+def leave_samples_early(smooth, check):
+    with smooth.samples(4, antithetic=True) as draws:
+        for i in draws:
+            check()
+            if i == 1:
+                break
+
+
+def leave_samples_by_exception(smooth, check):
+    with pytest.raises(KeyboardInterrupt), smooth.samples(3) as draws:
+        for i in draws:
+            check()
+            if i == 1:
+                raise KeyboardInterrupt
+
+
+WAYS_OUT = (
+    leave_normally,
+    leave_by_exception,
+    leave_by_interrupt,
+    leave_by_second_enter,
+    leave_samples,
+    leave_samples_early,
+    leave_samples_by_exception,
+)
+
+
+@each_case
+@settings(max_examples=12, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    way_out=st.sampled_from(WAYS_OUT),
+    scale=st.sampled_from(["absolute", "filter", "weight"]),
+    noise=st.sampled_from(["uniform", "gaussian", "rademacher"]),
+    strength=st.floats(0.05, 10.0),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_every_way_out_restores_exactly(case, dtype, way_out, scale, noise, strength, seed):
+    model = case.build().to(dtype)
+    for p in model.parameters():  # tensors of zeros take no filter-scaled noise; −0.0 must come back as −0.0
+        nn.init.normal_(p)
+        p.data.view(-1)[0] = -0.0
+    smooth = SmoothOut(model, strength, noise=noise, scale=scale, seed=seed)
+    assert len(smooth._perturbation.selected) == case.perturbed
+    before = snapshot(model)
+    multi_element = all(p.numel() > 1 for p in model.parameters())  # the lone scalar is −0.0
+    way_out(smooth, lambda: assert_moved(model, before, smooth) if multi_element else None)
+    assert_same(model, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_channels_last_and_strided_parameters_restore_exactly(dtype):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).to(dtype).to(memory_format=torch.channels_last)
+    model.extra = nn.Parameter(torch.randn(6, 10, dtype=dtype).t()[::2])
+    assert not model.extra.is_contiguous()
+    before = snapshot(model)
+    smooth = AdaSmoothOut(model)
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name][0])
+        assert p.data_ptr() == before[name][1]
+
+
+def test_memory_format_does_not_change_the_noise():
+    model = nn.Conv2d(3, 8, 3)
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    with SmoothOut(model).perturbed(), SmoothOut(other).perturbed():
+        assert torch.equal(model.weight, other.weight)
+    with AdaSmoothOut(model).perturbed(), AdaSmoothOut(other).perturbed():  # norms add up in another order
+        torch.testing.assert_close(model.weight, other.weight, rtol=1e-6, atol=1e-8)
+
+
+def test_an_interrupt_while_noise_is_added_or_removed_leaves_clean_weights():
+    """A real signal at any moment of perturbed(), 300 times: afterwards the weights are clean or the context is alive."""
+    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(12)])
+    smooth = AdaSmoothOut(model)
+    before = snapshot(model)
+    caught = 0
+    for i in range(300):
+        timer = threading.Timer(0.00001 * (i % 60), lambda: signal.raise_signal(signal.SIGINT))
+        try:
+            timer.start()
+            for _ in range(3):
+                with smooth.perturbed():
+                    pass
+            timer.join()
+            threading.Event().wait(0.001)
+        except KeyboardInterrupt:
+            caught += 1
+        timer.join()
+        assert not smooth._perturbation.active
+        assert torch.is_grad_enabled()
+        assert_same(model, before)
+    assert caught > 100
+
+
+def test_a_failing_noise_leaves_clean_weights():
+    class Fails:
+        def draw(self, parameter, generator):
+            if parameter.ndim == 1:
+                raise OSError("no entropy")
+            return torch.ones_like(parameter)
+
+    model = nn.Linear(4, 4)
+    before = snapshot(model)
+    with pytest.raises(OSError, match="no entropy"), SmoothOut(model, noise=Fails()).perturbed():
+        pytest.fail("must not be entered")
+    assert_same(model, before)
+
+
+def test_gradient_inside_is_the_gradient_at_w_plus_theta():
+    for case in CASES.values():
+        model = case.build().double()
+        smooth = AdaSmoothOut(model, strength=0.3)
+        theta = dict(zip([s.name for s in smooth._perturbation.selected], smooth._perturbation.draw(0.3, 0)))
+        x = case.batch()
+        x = x.double() if x.is_floating_point() else x
+        twin = copy.deepcopy(model)
+        shifted = {
+            n: (p.detach() + theta[n].double() if n in theta else p.detach()).requires_grad_(p.requires_grad)
+            for n, p in twin.named_parameters()
+        }
+        functional_call(twin, shifted, (x,)).square().mean().backward()
+        with smooth.perturbed():
+            model(x).square().mean().backward()
+        for name, p in model.named_parameters():
+            if p.grad is None:
+                assert shifted[name].grad is None
+            else:
+                torch.testing.assert_close(p.grad, shifted[name].grad, rtol=1e-12, atol=1e-14)
+
+
+def test_an_optimizer_step_inside_is_undone_and_named():
+    model = nn.Linear(4, 4)
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = make(model.parameters(), lr=0.1)
+        before = snapshot(model)
+        with pytest.raises(RuntimeError, match=r"weight and 1 other weights were written.*Step after the context"):
+            with SmoothOut(model).perturbed():
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+        assert_same(model, before)
+    with pytest.raises(RuntimeError, match="weight was written"), SmoothOut(model, strength=0.0).perturbed():
+        with torch.no_grad():
+            model.weight.add_(1)
+    assert_same(model, before)
+
+
+def test_state_dict_inside_is_clean():
+    model = CASES["tied_embedding"].build()
+    outer = nn.Sequential(model)
+    before = {k: v.clone() for k, v in outer.state_dict().items()}
+    smooth = SmoothOut(model)
+    with smooth.perturbed():
+        inside, part = outer.state_dict(), model.head.state_dict()
+        assert not torch.equal(model.head.weight, before["0.head.weight"])
+    for name, value in before.items():
+        assert torch.equal(inside[name], value), name
+    assert torch.equal(part["weight"], before["0.head.weight"])  # and the clones stay as they are
+    assert not any(m._state_dict_hooks for m in outer.modules())
+
+
+def test_a_second_draw_differs_and_a_second_run_repeats():
+    model = nn.Linear(5, 5)
+    smooth, again = SmoothOut(model), SmoothOut(model)
+    draws = []
+    for s in (smooth, again):
+        for _ in range(2):
+            with s.perturbed():
+                draws.append(model.weight.detach().clone())
+    assert not torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[0], draws[2])
+    assert torch.equal(draws[1], draws[3])
+
+
+def test_a_model_that_moved_is_found_again():
+    model = nn.Linear(4, 4)
+    smooth = SmoothOut(model)
+    with smooth.perturbed():
+        pass
+    model.double()  # new storage behind the same Parameter
+    before = snapshot(model)
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    assert_same(model, before)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)  # new Parameters
+    before = snapshot(model)
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    assert_same(model, before)
+    del model.weight
+    with pytest.raises(RuntimeError, match="'weight' is no longer in the model"), smooth.perturbed():
+        pass
+
+
+def test_blocks_cover_every_element_once_and_large_tensors_are_cut_by_rows():
+    model = nn.Sequential(nn.Linear(700, 900), nn.Linear(900, 3), nn.ConvTranspose1d(600, 500, 1))
+    perturbation: Perturbation = SmoothOut(model)._perturbation
+    assert len(perturbation._blocks) == 6  # 3 of 630,000 elements, small, one transposed that is never cut, small
+    theta = perturbation.draw(1.0, 0)
+    for values, parameter in zip(theta, model.parameters()):
+        assert values.shape == parameter.shape
+        assert (values != 0).all()
+    for a in theta:
+        flat = a.flatten()[:1000]
+        assert flat.unique().numel() > 0.9 * flat.numel()
+
+
+def test_inference_mode_does_not_poison_the_buffers():
+    model = nn.Linear(4, 4)
+    smooth = SmoothOut(model)
+    with torch.inference_mode(), smooth.perturbed():
+        model(torch.randn(1, 4))
+    with smooth.perturbed():
+        model(torch.randn(1, 4)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_bernoulli_with_weight_scale_is_dropout_of_weights():
+    model = nn.Linear(50, 50)
+    w = model.weight.detach().clone()
+    with SmoothOut(model, 1.0, noise=Bernoulli(0.3), scale="weight").perturbed():
+        dropped = model.weight == 0
+        assert torch.equal(model.weight[~dropped], w[~dropped])
+    assert abs(dropped.float().mean() - 0.3) < 4 * (0.21 / 2500) ** 0.5
+
+
+def test_several_draws_inside_one_autocast_region_differ():
+    """Autocast caches the low-precision copy of a weight: it must not outlive a draw."""
+    model = nn.Linear(8, 8)
+    smooth = SmoothOut(model, noise=Gaussian(), strength=1.0)
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        clean = model(x)
+        outputs = []
+        with smooth.samples(2) as draws:
+            for _ in draws:
+                outputs.append(model(x))
+        after = model(x)
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], clean)
+    assert torch.equal(clean, after)
