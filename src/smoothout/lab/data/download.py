@@ -81,7 +81,7 @@ def _transfer(url: str, part: Path, progress: Progress | None, pause: float) -> 
             if error.code < 500:
                 raise _FailedTransfer(f"HTTP {error.code} {error.reason}") from error
             reason = f"HTTP {error.code} {error.reason}"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (OSError, http.client.HTTPException) as error:  # of the network: a failed write is a DataError
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         after = part.stat().st_size if part.exists() else 0
         idle_tries = 0 if after > before else idle_tries + 1

@@ -43,7 +43,7 @@ def _block(convolution: nn.Conv2d, pool: bool) -> list[nn.Module]:
 
 
 def _hidden(inputs: int, dropout: float) -> list[nn.Module]:
-    units = [nn.Linear(inputs, 4096, bias=False), nn.BatchNorm1d(4096), nn.ReLU(inplace=True)]
+    units: list[nn.Module] = [nn.Linear(inputs, 4096, bias=False), nn.BatchNorm1d(4096), nn.ReLU(inplace=True)]
     return [*units, nn.Dropout(dropout)] if dropout else units
 
 

@@ -26,6 +26,8 @@ def chunk_count(batch_size: int, ghost_size: int) -> int:
 
 def chunk_sizes(images: int, chunks: int) -> list[int]:
     """The sizes that `torch.chunk` gives: equal ones, then a smaller last one; fewer than `chunks` if they run out."""
+    if images < 1 or chunks < 1:
+        raise ValueError(f"a batch of {images} cannot be cut into {chunks} chunks: both must be at least 1")
     size = -(-images // chunks)
     whole, rest = divmod(images, size)
     return [size] * whole + ([rest] if rest else [])
@@ -80,8 +82,9 @@ class _GhostBatchNorm(_BatchNorm):
         One BatchNorm over chunks · C channels: chunk and channel together become the channel.
         """
         channels = x.shape[1]
-        dtype = torch.float32 if self.weight is None else self.weight.dtype
-        means = torch.zeros(chunks * channels, device=x.device, dtype=dtype)
+        # The kernels want statistics of the parameters' type, which under autocast is not that of the images.
+        own = next((each for each in (self.running_mean, self.weight) if each is not None), x)
+        means = torch.zeros(chunks * channels, device=x.device, dtype=own.dtype)
         variances = torch.zeros_like(means)
         # Momentum 1 makes the kernel's "running" statistics those of this batch: no second pass over the data.
         y = F.batch_norm(
@@ -104,8 +107,8 @@ class _GhostBatchNorm(_BatchNorm):
         seen.add_(chunks)
         # Weights are computed on the device: nothing here waits for it, and the step can be captured in a CUDA graph.
         if self.momentum is None:
-            weights = (1 / seen).expand(chunks)
-            old = (seen - chunks) / seen
+            weights = (1 / seen.to(means.dtype)).expand(chunks)
+            old = 1 - weights.sum()
         else:
             age = torch.arange(chunks - 1, -1, -1, device=means.device, dtype=means.dtype)
             weights = self.momentum * (1 - self.momentum) ** age
@@ -122,7 +125,7 @@ class GhostBatchNorm2d(_GhostBatchNorm, nn.BatchNorm2d):
     """Ghost batch normalisation of N×C×H×W."""
 
 
-_GHOSTS = {
+_GHOSTS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
     nn.BatchNorm1d: GhostBatchNorm1d,
     nn.BatchNorm2d: GhostBatchNorm2d,
     GhostBatchNorm1d: GhostBatchNorm1d,
