@@ -154,3 +154,24 @@ def test_refusals():
         with_ghost_norm(nn.Sequential(nn.BatchNorm2d(3), nn.SyncBatchNorm(3)), chunks=2)
     with pytest.raises(ValueError, match="more than 1 value"):
         GhostBatchNorm1d(3, chunks=4)(torch.randn(4, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("images", [2048, 848, 1000])
+def test_on_cuda_equals_the_loop_and_never_waits(images, memory_format):
+    plain, ghost = (layer.cuda() for layer in pair(nn.BatchNorm2d, torch.float32))
+    with_ghost_norm(ghost, chunks=16)
+    x = (torch.randn(images, 6, 8, 8, device="cuda") * 2 + 1).contiguous(memory_format=memory_format).requires_grad_()
+    upstream = torch.randn_like(x)
+    y = loop_over_micro_batches(plain, x, 16)
+    expected = (y, *torch.autograd.grad(y, [x, *plain.parameters()], upstream), *plain.buffers())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        y = ghost(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = (y, *torch.autograd.grad(y, [x, *ghost.parameters()], upstream), *ghost.buffers())
+    for by_layer, by_loop in zip(found, expected):
+        torch.testing.assert_close(by_layer, by_loop, rtol=1e-4, atol=1e-4)

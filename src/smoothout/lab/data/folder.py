@@ -62,7 +62,7 @@ def decoded(
     loader = DataLoader(
         _DecodedBatches(split, tuple(batches), use),
         batch_size=None,
-        num_workers=_default_workers() if workers is None else workers,
+        num_workers=_default_workers(len(batches)) if workers is None else workers,
         pin_memory=pin_memory,
         # Its own generator: a loader without one takes a number from the global stream, which dropout shares.
         generator=torch.Generator(),
@@ -147,9 +147,10 @@ def _as_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _default_workers() -> int:
+def _default_workers(batches: int) -> int:
+    # A single batch is decoded sooner than a process starts.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, cores)
+    return min(8, cores, batches - 1)
 
 
 def _class_names(part: Path) -> tuple[str, ...]:
