@@ -141,6 +141,7 @@ def test_files_are_the_same_with_any_number_of_workers_ranks_and_from_any_step(t
     assert [x.shape for x, _ in here] == [(4, 3, 16, 16), (4, 3, 16, 16), (2, 3, 16, 16)]
     assert_same(Batches(split, 4, workers=2, **settings).epoch(3), here)
     assert_same(Batches(split, 4, workers=1, **settings).epoch(3, start=1), here[1:])
+    assert list(Batches(split, 4, **settings).epoch(3, start=3)) == []
     ranks = [Batches(split, 4, workers=0, rank=rank, world_size=2, **settings).epoch(3) for rank in range(2)]
     assert_same(((torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(*ranks)), here)
 

@@ -150,7 +150,7 @@ def _as_tensor(image: Image.Image) -> Tensor:
 def _default_workers(batches: int) -> int:
     # A single batch is decoded sooner than a process starts.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, cores, batches - 1)
+    return max(0, min(8, cores, batches - 1))
 
 
 def _class_names(part: Path) -> tuple[str, ...]:
