@@ -1,7 +1,7 @@
 """One table of models that the method's tests go through: how to build each, and a batch for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import pytest
 import torch
@@ -111,10 +111,16 @@ def assert_same(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]], b
     tensors = dict(model.named_parameters(remove_duplicate=False)) | (dict(model.named_buffers()) if buffers else {})
     for name, t in tensors.items():
         values, address = before[name]
-        assert torch.equal(t.detach().view(torch.uint8) if t.ndim else t, values.view(torch.uint8) if t.ndim else values), (
-            f"{name} changed"
-        )
+        assert torch.equal(_bytes(t), _bytes(values)), f"{name} changed"
         assert t.data_ptr() == address, f"{name} moved to another storage"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def assert_moved(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]], smooth) -> None:

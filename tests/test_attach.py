@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 import torch
-from cases import assert_same, snapshot
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cases import assert_same, snapshot
 from smoothout import AdaSmoothOut, SmoothOut
 
 
@@ -36,9 +36,7 @@ def sgd(model):
 
 def batches(n, size=8):
     generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(n)
-    ]
+    return [(torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(n)]
 
 
 def squared_error(model, batch):
@@ -352,7 +350,8 @@ def test_two_optimizers():
     smooth, explicit = SmoothOut(model, 0.3), SmoothOut(expected, 0.3)
     pairs = []
     for m in (model, expected):
-        pairs.append([torch.optim.SGD(m.layers[0].parameters(), 0.1), torch.optim.Adam(m.layers[1:].parameters(), 0.01)])
+        first, others = m.layers[0].parameters(), m.layers[1:].parameters()
+        pairs.append([torch.optim.SGD(first, 0.1), torch.optim.Adam(others, 0.01)])
     smooth.attach(pairs[0][0])
     smooth.attach(pairs[0][1])
     with warnings.catch_warnings():

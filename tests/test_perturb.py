@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
-from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
+from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
 from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut
 from smoothout.perturb import Perturbation
 
@@ -120,7 +120,7 @@ def test_memory_format_does_not_change_the_noise():
 
 
 def test_an_interrupt_while_noise_is_added_or_removed_leaves_clean_weights():
-    """A real signal at any moment of perturbed(), 300 times: afterwards the weights are clean or the context is alive."""
+    """A real signal at any moment of perturbed(), 300 times: afterwards the weights are clean."""
     model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(12)])
     smooth = AdaSmoothOut(model)
     before = snapshot(model)

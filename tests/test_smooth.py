@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from cases import CASES, assert_same, snapshot
-from reference import reference_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cases import CASES, assert_same, snapshot
+from reference import reference_step
 from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, schedule
 
 
@@ -47,7 +47,9 @@ class Recorder:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("method", "scale", "strength"), [(SmoothOut, "absolute", 0.0375), (AdaSmoothOut, "filter", 0.15)])
+@pytest.mark.parametrize(
+    ("method", "scale", "strength"), [(SmoothOut, "absolute", 0.0375), (AdaSmoothOut, "filter", 0.15)]
+)
 def test_100_steps_equal_the_reference_bit_for_bit(method, scale, strength, optimizer):
     model = mlp()
     twin = copy.deepcopy(model)
@@ -63,7 +65,9 @@ def test_100_steps_equal_the_reference_bit_for_bit(method, scale, strength, opti
         ours.step()
         ours.zero_grad()
         raw = dict(zip(names, noise.drawn))
-        assert torch.equal(loss.detach(), reference_step(twin, theirs, squared_error, batch, raw, strength, scale, names))
+        assert torch.equal(
+            loss.detach(), reference_step(twin, theirs, squared_error, batch, raw, strength, scale, names)
+        )
     for a, b in zip(model.parameters(), twin.parameters()):
         assert torch.equal(a, b)
 
@@ -183,7 +187,7 @@ def test_a_backward_after_the_exit_raises_or_needed_no_weight():
     x = torch.randn(4, 3, requires_grad=True)
     with SmoothOut(model).perturbed():
         needs_weight = model(x).sum()
-    with pytest.raises(RuntimeError, match="noise is gone|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace operation"):
         needs_weight.backward()
     # One forward outside the model's own __call__: autograd's version counter still notices.
     with SmoothOut(model).perturbed():
@@ -254,7 +258,7 @@ def test_compiled_model(build, when):
         torch.testing.assert_close(loss, eager_loss, rtol=1e-6, atol=1e-7)
     with smooth.perturbed():
         late = squared_error(compiled, batch)
-    with pytest.raises(RuntimeError, match="noise is gone|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace operation"):
         late.backward()
 
 
@@ -346,7 +350,7 @@ def test_a_state_of_another_model_or_generator_is_noticed():
     smooth = SmoothOut(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"another model or selection.*2 tensors, 12 elements.*2 tensors, 6 elements"):
         smooth.load_state_dict(SmoothOut(nn.Linear(3, 3)).state_dict())
-    with pytest.raises(ValueError, match="no state of a SmoothOut: .*'seed'"):
+    with pytest.raises(ValueError, match=r"no state of a SmoothOut: .*'seed'"):
         smooth.load_state_dict({"step": 1})
     with pytest.warns(UserWarning, match="'cuda' generator, here it is 'cpu'"):
         smooth.load_state_dict(smooth.state_dict() | {"generator": "cuda"})

@@ -1,9 +1,9 @@
 """Flat-minima training for PyTorch: SmoothOut, AdaSmoothOut and N-copy SmoothOut (Wen et al., 2018).
 
-    smooth = AdaSmoothOut(model, strength=0.15)
-    with smooth.perturbed():
-        loss_fn(model(x), y).backward()
-    optimizer.step()
+smooth = AdaSmoothOut(model, strength=0.15)
+with smooth.perturbed():
+    loss_fn(model(x), y).backward()
+optimizer.step()
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from smoothout.noise import Bernoulli, Gaussian, Noise, Rademacher, Uniform
 from smoothout.smooth import AdaSmoothOut, SmoothOut
 
 if TYPE_CHECKING:
-    from smoothout import measure
-    from smoothout.measure import suggest_strength
+    from smoothout import measure as measure
+    from smoothout.measure import suggest_strength as suggest_strength
 
 __version__ = "0.1.0.dev0"
 

@@ -30,7 +30,7 @@ class Attachment:
 
     def __init__(self, smooth: SmoothOut, draw: Literal["step", "forward"]) -> None:
         if draw not in ("step", "forward"):
-            raise ValueError(f'draw={draw!r}: use "step" (one θ until the optimizer steps) or "forward" (a new one each)')
+            raise ValueError(f'draw={draw!r}: use "step" (one θ until the optimizer steps) or "forward" (always new)')
         self._smooth, self.draw = smooth, draw
         self._weights = smooth._perturbation
         self._model = self._weights.model
@@ -76,7 +76,7 @@ class Attachment:
 
     def _refuse(self, optimizer: Any) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list of them")
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list")
         if isinstance(optimizer, LBFGS):
             raise ValueError("LBFGS evaluates its closure at several points in one step: it cannot be attached")
         if any(getattr(s.parameter, "_post_accumulate_grad_hooks", None) for s in self._weights.selected):
@@ -94,8 +94,8 @@ class Attachment:
         if in_backward():  # activation checkpointing recomputes: at the weights its forward saw
             if module.training and not self._weights.active and self._smooth.current_strength:
                 raise RuntimeError(
-                    "the whole model is recomputed inside a backward, but its forward ran without gradients and without "
-                    "noise (re-entrant checkpointing): use checkpoint(..., use_reentrant=False)"
+                    "the whole model is recomputed inside a backward, but its forward ran without gradients and noise "
+                    "(re-entrant checkpointing): use checkpoint(..., use_reentrant=False)"
                 )
             return
         if not module.training:

@@ -63,15 +63,15 @@ class SmoothOutEnsemble:
         loss is computed.
         """
         objective = _Objective(self.model, loss_fn)
-        trainable = {n: p for n, p in objective.named_parameters() if p.requires_grad}
+        trainable: dict[str, Tensor] = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         if not torch.is_grad_enabled() or not trainable:
             with torch.no_grad():
-                return torch.stack([objective.at(θ, batch) for θ in self._copies()]).mean()
+                return torch.stack([objective.at(trainable, θ, batch) for θ in self._copies()]).mean()
         total, gradients = self._loss_and_gradients(objective, trainable, batch)
         return _MeanLoss.apply(total, gradients, *trainable.values())
 
     def _loss_and_gradients(
-        self, objective: _Objective, trainable: dict[str, nn.Parameter], batch: Any
+        self, objective: _Objective, trainable: dict[str, Tensor], batch: Any
     ) -> tuple[Tensor, list[Tensor]]:
         total: Tensor | float = 0.0
         gradients = [torch.zeros_like(p) for p in trainable.values()]
@@ -87,7 +87,7 @@ class SmoothOutEnsemble:
     def _chunk(
         self,
         objective: _Objective,
-        trainable: dict[str, nn.Parameter],
+        trainable: dict[str, Tensor],
         chunk: list[dict[str, Tensor]],
         batch: Any,
     ) -> Iterator[tuple[Tensor, list[Tensor]]]:
@@ -97,7 +97,7 @@ class SmoothOutEnsemble:
             w = {name: p.detach() for name, p in trainable.items()}
 
             def at(w: dict[str, Tensor], θ: dict[str, Tensor]) -> Tensor:
-                return functional_call(objective, _shifted(w, θ), (batch,))
+                return objective.at(w, θ, batch)
 
             try:
                 grads, losses = vmap(grad_and_value(at), in_dims=(None, 0), randomness="different")(w, noise)
@@ -107,8 +107,8 @@ class SmoothOutEnsemble:
                 self._vmap_works = False
         for θ in chunk:
             w = {name: p.detach().requires_grad_() for name, p in trainable.items()}
-            loss = functional_call(objective, _shifted(w, θ), (batch,))
-            grads = torch.autograd.grad(_checked(loss), list(w.values()), allow_unused=True)
+            loss = objective.at(w, θ, batch)
+            grads = torch.autograd.grad(loss, list(w.values()), allow_unused=True)
             yield loss.detach(), [torch.zeros_like(p) if g is None else g for g, p in zip(grads, w.values())]
 
     def _copies(self) -> Iterator[dict[str, Tensor]]:
@@ -125,12 +125,28 @@ class _Objective(nn.Module):
         super().__init__()
         self.model, self._loss_fn = model, loss_fn
 
+        # Every place of a parameter, under one name each. functional_call's own tie_weights visits a module that is
+        # used twice twice, and leaves the swapped tensors in it.
+        names = {id(p): name for name, p in self.named_parameters()}
+        self._places = {
+            f"{module_name}.{slot}": names[id(p)]
+            for module_name, module in self.named_modules()
+            for slot, p in module._parameters.items()
+            if p is not None
+        }
+
     def forward(self, batch: Any) -> Tensor:
         return self._loss_fn(self.model, batch)
 
-    def at(self, θ: dict[str, Tensor], batch: Any) -> Tensor:
-        w = {name: p for name, p in self.named_parameters() if name in θ}
-        return _checked(functional_call(self, _shifted(w, θ), (batch,)))
+    def at(self, w: dict[str, Tensor], θ: dict[str, Tensor], batch: Any) -> Tensor:
+        """The loss at w + θ, where there is a θ; computed in fp32 at least and rounded once."""
+        shifted = {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in w.items()}
+        everywhere = {place: shifted[name] for place, name in self._places.items() if name in shifted}
+        loss = functional_call(self, everywhere, (batch,), tie_weights=False)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the batch's mean loss")
+        return loss.reshape(())
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -143,20 +159,9 @@ class _MeanLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+        (scale,) = grad_outputs
         return None, None, *(scale.to(g.dtype) * g for g in ctx.gradients)
-
-
-def _shifted(w: dict[str, Tensor], θ: dict[str, Tensor]) -> dict[str, Tensor]:
-    """w + θ where there is a θ, computed in fp32 at least and rounded once."""
-    return {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in w.items()}
-
-
-def _checked(loss: Tensor) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
-    return loss.reshape(())
 
 
 def vmap_can_run(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""What a filter is, its norm, and how raw noise is scaled: the one definition that training, landscapes and summaries use.
+"""What a filter is, its norm, and how raw noise is scaled: one definition for training, landscapes and summaries.
 
 A filter is the set of weights that feed one output: a row of a Linear, an output channel of a convolution. For 0-D and
 1-D tensors (biases) every element is a filter of its own.
@@ -49,21 +49,27 @@ def filter_layout(module: nn.Module, slot: str, parameter: Tensor) -> FilterLayo
     return FilterLayout(0)
 
 
-def filter_norms(tensor: Tensor, layout: FilterLayout) -> Tensor:
+def precision(tensor: Tensor) -> torch.dtype:
+    """The dtype in which a tensor's norms and noise are computed: its own, but fp32 at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def filter_norms(tensor: Tensor, layout: FilterLayout, dtype: torch.dtype | None = None) -> Tensor:
     """‖wᵢ‖₂ of every filter, in at least fp32, shaped to broadcast against the tensor.
 
-    `normalise_to_filters`, training and summaries all come here; filters that span several ranks or slices add up
-    `squared_sums` instead.
+    Filters that span several ranks add up `squared_sums` instead.
     """
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    dtype = precision(tensor) if dtype is None else dtype
     if layout.axis == "element":
         return tensor.detach().to(dtype).abs()
     if layout.axis == 0:
         return torch.linalg.vector_norm(tensor.detach(), dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
-    return spread(squared_sums(tensor, layout).sqrt(), tensor, layout)
+    return spread(squared_sums(tensor, layout, dtype=dtype).sqrt(), tensor, layout)
 
 
-def squared_sums(tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows: int | None = None) -> Tensor:
+def squared_sums(
+    tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows: int | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Per-filter sums of squares of a part of a tensor, in at least fp32: sums over the parts add up to the whole's.
 
     Args:
@@ -75,7 +81,7 @@ def squared_sums(tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows:
     """
     axis = layout.axis
     assert axis != "element", "every element is a whole filter: nothing to add up"
-    squares = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).square()
+    squares = tensor.detach().to(precision(tensor) if dtype is None else dtype).square()
     per_row = squares.sum(dim=tuple(range(axis + 1, tensor.ndim))) if tensor.ndim > axis + 1 else squares
     if axis == 0:
         return per_row
@@ -83,7 +89,9 @@ def squared_sums(tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows:
     return sums.index_add_(0, _group_of_row(tensor, layout, first_row, rows), per_row)
 
 
-def spread(per_filter: Tensor, tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows: int | None = None) -> Tensor:
+def spread(
+    per_filter: Tensor, tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows: int | None = None
+) -> Tensor:
     """Per-filter values, shaped as `squared_sums` returns them, made to broadcast against the tensor."""
     if layout.axis == 1:
         per_filter = per_filter[_group_of_row(tensor, layout, first_row, rows)]
@@ -100,7 +108,8 @@ def normalise_to_filters(direction: Tensor, weight: Tensor, layout: FilterLayout
     if layout.clean_row is not None:
         direction = direction.clone()
         direction[layout.clean_row] = 0
-    return direction * (strength * filter_norms(weight, layout) / filter_norms(direction, layout).clamp_min(SMALLEST_NORM))
+    factors = strength * filter_norms(weight, layout) / filter_norms(direction, layout).clamp_min(SMALLEST_NORM)
+    return direction * factors
 
 
 # Below this a norm in fp32 has underflowed: the filter counts as zero, and 0 · (‖w‖ / SMALLEST_NORM) is 0.

@@ -109,7 +109,7 @@ def as_noise(noise: str | Noise) -> Noise:
     """A noise from its name, or the object itself if it has a `draw` method."""
     if isinstance(noise, str):
         if noise not in NAMES:
-            raise ValueError(f"noise={noise!r} is not known: use one of {sorted(NAMES)}, or an object with a draw method")
+            raise ValueError(f"noise={noise!r} is not known: use one of {sorted(NAMES)}, or an object with draw()")
         return NAMES[noise]()
     if isinstance(noise, type) or not isinstance(noise, Noise):
         raise TypeError(

@@ -28,7 +28,7 @@ from smoothout.select import Selected
 
 
 def block_elements(device: torch.device) -> int:
-    """Elements filled at once: on a CPU a block and its weights stay in the cache, elsewhere few kernels matter more."""
+    """Elements filled at once: on a CPU they and their weights stay in the cache, elsewhere few kernels matter more."""
     return 2**18 if device.type == "cpu" else 2**24
 
 
@@ -132,10 +132,11 @@ class Perturbation:
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
         written = [s.name for s, p, v in zip(self.selected, self._parameters, self._versions) if p._version != v]
-        if not (self.noisy or written):
-            return self.keep()
         try:
-            self._copy_back()
+            if self.noisy or written:
+                self._copy_back()
+            else:
+                self.keep()
         except BaseException:  # an interrupt half-way: to copy again is harmless, to stop there is not
             self._copy_back()
             raise
@@ -184,11 +185,11 @@ class Perturbation:
     # ---- noise -------------------------------------------------------------------------------------------------------
 
     def draw(self, strength: float, step: int, draw: int = 0) -> list[Tensor]:
-        """The θ that `apply` would add, as new fp32 tensors (this rank's shards), in the order of `selected`."""
+        """The θ that `apply` would add, as new tensors (this rank's shards), in the order of `selected`."""
         if self.active:
             raise RuntimeError("θ follows the clean weights, and noise is applied to them now: leave the context first")
         self._refresh()
-        result = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in self._weights]
+        result = [torch.zeros(w.shape, dtype=filters.precision(w), device=w.device) for w in self._weights]
         for pieces, θ in self._noise(strength, step, draw):
             for piece, values in zip(pieces, θ):
                 rows = slice(piece.local_row, piece.local_row + len(values)) if values.ndim else ...
@@ -205,7 +206,12 @@ class Perturbation:
                 if 0 <= row < len(values):
                     values[row] = 0.0
             if isinstance(self.scale, filters.Filter):
-                torch._foreach_mul_(θ, self._filter_factors(block.pieces, θ, strength, self.scale.epsilon))
+                factors = self._filter_factors(block.pieces, θ, strength, self.scale.epsilon)
+                # In place if it can be: the noise of double-precision weights is scaled in double precision.
+                if all(factor.dtype == torch.float32 for factor in factors):
+                    torch._foreach_mul_(θ, factors)
+                else:
+                    θ = list(torch._foreach_mul(θ, factors))
             else:
                 if isinstance(self.scale, filters.Weight):
                     torch._foreach_mul_(θ, [piece.weights for piece in block.pieces])
@@ -249,9 +255,9 @@ class Perturbation:
         sharding.reshard(self._sharded_modules)
         parameters = [s.parameter for s in self.selected]
         addresses = [_address(p) for p in parameters]
-        if len(parameters) == len(self._parameters) and addresses == self._addresses:
-            if all(new is old for new, old in zip(parameters, self._parameters)):
-                return
+        same = all(new is old for new, old in zip(parameters, self._parameters))
+        if same and addresses == self._addresses:
+            return
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
@@ -325,7 +331,7 @@ def _piece(
     shard: sharding.Shard,
     layout: FilterLayout,
 ) -> _Piece | None:
-    """The part of rows [first, first + shape[0]) that this rank holds; None if it holds none and nobody waits for it."""
+    """The part of rows [first, first + shape[0]) that this rank holds; None if it is empty and nobody waits for it."""
     groups = sharding.groups_that_share_filters(parameter, layout)
     if not shape:
         return _Piece(index, layout, offset, shape, (), 0, 0, shard.local, 1, groups)
@@ -342,9 +348,10 @@ def _piece(
 
 def _norms(piece: _Piece, values: Tensor) -> Tensor:
     """Filter norms of a piece, broadcastable to it; squared norms are added up over the ranks that share a filter."""
+    dtype = filters.precision(piece.weights)
     if not piece.filter_groups:
-        return filters.filter_norms(values, piece.layout)
-    squares = filters.squared_sums(values, piece.layout, piece.first_row, piece.whole_rows)
+        return filters.filter_norms(values, piece.layout, dtype)
+    squares = filters.squared_sums(values, piece.layout, piece.first_row, piece.whole_rows, dtype)
     for group in piece.filter_groups:
         torch.distributed.all_reduce(squares, group=group)
     return filters.spread(squares.sqrt(), values, piece.layout, piece.first_row, piece.whole_rows)

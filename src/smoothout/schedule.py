@@ -59,7 +59,7 @@ class Cosine(_OverSteps):
 
 @dataclass(frozen=True)
 class Tanh(_OverSteps):
-    """(tanh(10·(t/T − ½)) + 1)/2, from 0 to 1, or with `rising=False` from 1 to 0, as the authors' Table 1 runs had it."""
+    """(tanh(10·(t/T − ½)) + 1)/2, from 0 to 1; with `rising=False` from 1 to 0, as the authors' Table 1 runs had it."""
 
     rising: bool = True
 

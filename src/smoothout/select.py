@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 Predicate = Callable[[str, nn.Parameter, nn.Module], bool]
 
-# Other libraries' layers (LlamaRMSNorm, T5LayerNorm, LayerNorm2d, …) are found by the name of any class they derive from.
+# Other libraries' layers (LlamaRMSNorm, T5LayerNorm, LayerNorm2d, …) are found by the name of a class they derive from.
 _NORM_CLASS_NAME = re.compile(r"Norm([123]d)?$")
 # Names that wrappers (DDP, torch.compile, checkpointing) put in front of a parameter's own.
 _WRAPPER_PREFIX = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -58,11 +58,7 @@ def select_parameters(model: nn.Module, predicate: Predicate | None = None) -> l
     predicate = not_normalisation if predicate is None else predicate
     if not callable(predicate):
         raise TypeError(f"select={predicate!r} is not callable: give a function (name, parameter, module) -> bool")
-    return [
-        selected
-        for selected in _trainable(model)
-        if predicate(selected.name, selected.parameter, selected.owner)
-    ]
+    return [selected for selected in _trainable(model) if predicate(selected.name, selected.parameter, selected.owner)]
 
 
 def _trainable(model: nn.Module) -> Iterator[Selected]:
@@ -73,6 +69,6 @@ def _trainable(model: nn.Module) -> Iterator[Selected]:
                 continue
             seen.add(id(parameter))
             if isinstance(parameter, UninitializedParameter):
-                raise ValueError(f"{module_name}.{slot} has no shape yet: call the model once before making a SmoothOut")
+                raise ValueError(f"{module_name}.{slot} has no shape yet: call the model once before SmoothOut")
             if parameter.requires_grad and parameter.is_floating_point():
                 yield Selected(f"{module_name}.{slot}" if module_name else slot, module, slot)

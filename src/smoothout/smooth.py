@@ -1,10 +1,10 @@
 """SmoothOut and AdaSmoothOut: Algorithm 1 of the paper.
 
-    for each batch x_t:
-        w_t ← w_t + θ_t                 perturbation     `perturbed()` enters
-        g_t = ∂Q(x_t, w_t)/∂w_t         back-propagation the user's own code
-        w_t ← w_t − θ_t, exactly        de-noising       `perturbed()` leaves
-        w_{t+1} = w_t − η_t·g_t         updating         the user's own optimizer
+for each batch x_t:
+    w_t ← w_t + θ_t                 perturbation     `perturbed()` enters
+    g_t = ∂Q(x_t, w_t)/∂w_t         back-propagation the user's own code
+    w_t ← w_t − θ_t, exactly        de-noising       `perturbed()` leaves
+    w_{t+1} = w_t − η_t·g_t         updating         the user's own optimizer
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class SmoothOut:
         finally:
             self._step += 1
 
-    def attach(self, optimizer: Optimizer | Sequence[Optimizer], draw: Literal["step", "forward"] = "step") -> Attachment:
+    def attach(
+        self, optimizer: Optimizer | Sequence[Optimizer], draw: Literal["step", "forward"] = "step"
+    ) -> Attachment:
         """Hooks only: not a line of the loop changes. A forward in training mode with gradients enabled perturbs, and
         the weights come back when its backward ends, before clipping, the step, evaluation or saving.
 
@@ -260,7 +262,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
     if isinstance(model, nn.DataParallel):
-        raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside (model.module)")
+        raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside it")
 
 
 def make_perturbation(

@@ -1,0 +1,62 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from cases import assert_same, snapshot
+from smoothout import SmoothOut, frozen_statistics, update_bn
+
+
+def network(momentum=0.1):
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=momentum), nn.ReLU(), nn.Linear(6, 2))
+
+
+def test_noisy_forwards_update_the_statistics_unless_they_are_frozen():
+    model = network()
+    x = torch.randn(32, 4)
+    smooth = SmoothOut(model, 0.3)
+    before = snapshot(model)
+    with smooth.perturbed(), frozen_statistics(model):
+        frozen_output = model(x)
+        frozen_output.sum().backward()
+    assert_same(model, before, buffers=True)
+    again = SmoothOut(model, 0.3)
+    with again.perturbed():
+        noisy_mean = model[0](x).mean(0)
+        assert torch.equal(model(x), frozen_output)  # the same batch normalisation, but the statistics move
+    torch.testing.assert_close(model[1].running_mean, 0.1 * noisy_mean)
+    assert model[1].num_batches_tracked == 1
+
+
+def test_frozen_statistics_come_back_after_an_exception():
+    model = network()
+    with pytest.raises(ZeroDivisionError), frozen_statistics(model):
+        raise ZeroDivisionError
+    assert model[1].track_running_stats
+
+
+def test_update_bn_is_the_mean_over_batches_at_the_clean_weights():
+    model = network(momentum=0.3)
+    model[3].eval()
+    modes = [m.training for m in model.modules()]
+    model[1].running_mean.fill_(9.0)
+    batches = [{"image": torch.randn(8, 4)} for _ in range(5)]
+    weights = copy.deepcopy(list(model.parameters()))
+    update_bn(model, batches, forward=lambda model, batch: model(batch["image"]))
+    hidden = [model[0](b["image"]).detach() for b in batches]
+    torch.testing.assert_close(model[1].running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
+    torch.testing.assert_close(model[1].running_var, torch.stack([h.var(0) for h in hidden]).mean(0))
+    assert model[1].momentum == 0.3
+    assert modes == [m.training for m in model.modules()]
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters()))
+
+
+def test_update_bn_takes_tensors_and_pairs_by_default_and_needs_no_batchnorm():
+    model, twin = network(), None
+    twin = copy.deepcopy(model)
+    data = [torch.randn(8, 4) for _ in range(3)]
+    update_bn(model, data)
+    update_bn(twin, [(x, None) for x in data])
+    assert torch.equal(model[1].running_var, twin[1].running_var)
+    update_bn(nn.Linear(2, 2), iter([]))

@@ -1,0 +1,148 @@
+"""Deterministic SmoothOut: the mean over fixed copies, its gradient, its memory, and the loop against vmap."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cases import CASES, assert_same, each_case, snapshot
+from smoothout import SmoothOut, SmoothOutEnsemble
+
+
+def slow_mean(model, loss_fn, batch, thetas, names):
+    """Copy the model N times, shift each, average the losses: Eq. 1 to the letter."""
+    total, gradients = 0.0, None
+    for theta in thetas:
+        shifted = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, p in shifted.named_parameters():
+                if name in names:
+                    p.copy_(p + theta[names.index(name)])
+        loss = loss_fn(shifted, batch)
+        loss.backward()
+        total += loss.detach() / len(thetas)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad / len(thetas) for p in shifted.parameters()]
+        gradients = grads if gradients is None else [a + b for a, b in zip(gradients, grads)]
+    return total, gradients
+
+
+@pytest.mark.parametrize("scale", ["absolute", "filter"])
+@pytest.mark.parametrize("chunk", [None, 3, 100])
+@each_case
+def test_loss_and_gradient_equal_eq_1_for_every_model(case, chunk, scale):
+    model = case.build().double().eval()
+    x = case.batch()
+    x = x.double() if x.is_floating_point() else x
+    ensemble = SmoothOutEnsemble(model, 5, 0.2, scale=scale, seed=4, chunk=chunk)
+    names = [s.name for s in ensemble._perturbation.selected]
+    thetas = [ensemble._perturbation.draw(0.2, 0, i) for i in range(5)]
+    expected, gradients = slow_mean(model, case.loss, x, thetas, names)
+    before = snapshot(model)
+    loss = ensemble.loss(case.loss, x)
+    (2 * loss).backward()
+    assert_same(model, before, buffers=True)
+    torch.testing.assert_close(loss.detach(), expected, rtol=1e-6, atol=1e-9)
+    for p, g in zip(model.parameters(), gradients):
+        if p.requires_grad:
+            torch.testing.assert_close(p.grad, 2 * g, rtol=1e-5, atol=1e-8)
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble.loss(case.loss, x), loss.detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_the_copies_are_fixed_and_the_loss_is_deterministic():
+    case = CASES["mlp"]
+    model, x = case.build(), case.batch()
+    first = SmoothOutEnsemble(model, 4, seed=1).loss(case.loss, x)
+    assert torch.equal(first, SmoothOutEnsemble(model, 4, seed=1).loss(case.loss, x))
+    assert not torch.equal(first, SmoothOutEnsemble(model, 4, seed=2).loss(case.loss, x))
+
+
+def test_it_is_the_objective_that_the_stochastic_form_samples():
+    case = CASES["mlp"]
+    model, x = case.build().double(), case.batch().double()
+    smooth = SmoothOut(model, 0.3, seed=1)
+    with smooth.samples(64) as draws:
+        losses = [case.loss(model, x).item() for _ in draws]
+    ensemble = SmoothOutEnsemble(model, 64, 0.3, seed=1)
+    assert ensemble.loss(case.loss, x).item() == pytest.approx(sum(losses) / 64, rel=1e-6)
+
+
+def test_vmap_is_used_where_the_model_allows_it_and_the_loop_elsewhere():
+    batch = (torch.randn(6, 8), torch.randint(3, (6,)))
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    calls = []
+    mlp = nn.Sequential(nn.Linear(8, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    mlp.register_forward_hook(lambda *_: calls.append(1))
+    SmoothOutEnsemble(mlp, 8, chunk=4).loss(loss, batch).backward()
+    assert len(calls) == 2  # two chunks of four
+
+    with_bn = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    calls.clear()
+    with_bn.register_forward_hook(lambda *_: calls.append(1))
+    SmoothOutEnsemble(with_bn, 8, chunk=4).loss(loss, batch).backward()
+    assert len(calls) == 8
+    assert with_bn[1].num_batches_tracked == 8  # noisy forwards update the statistics, as everywhere
+
+    class Branches(nn.Module):
+        """Control flow on values: vmap cannot, the loop can."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y if y.sum() > 0 else -y
+
+    ensemble = SmoothOutEnsemble(Branches(), 4, chunk=2)
+    ensemble.loss(loss, batch).backward()
+    assert not ensemble._vmap_works
+
+
+def test_memory_grows_with_the_chunk_not_with_the_copies():
+    class Probe(nn.Module):
+        """Counts the activations that are alive at once."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.alive, self.peak = nn.Linear(4, 4), 0, 0
+
+        def forward(self, x):
+            import weakref
+
+            y = self.layer(x)
+            kept = y * y
+            self.alive += 1
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(kept, self._gone)
+            return kept
+
+        def _gone(self):
+            self.alive -= 1
+
+    for copies in (2, 20):
+        model = Probe()
+        SmoothOutEnsemble(model, copies).loss(lambda m, x: m(x).sum(), torch.randn(3, 4)).backward()
+        assert model.peak <= 2
+
+
+def test_bad_input():
+    model = nn.Linear(2, 2)
+    for bad in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match=f"copies={bad}"):
+            SmoothOutEnsemble(model, bad)
+    with pytest.raises(ValueError, match="chunk=0"):
+        SmoothOutEnsemble(model, 2, chunk=0)
+    with pytest.raises(ValueError, match="strength=-1"):
+        SmoothOutEnsemble(model, 2, strength=-1)
+    with pytest.raises(ValueError, match=r"returned \(2, 2\): give a scalar"):
+        SmoothOutEnsemble(model, 2).loss(lambda m, x: m(x), torch.randn(2, 2))
+    loss = SmoothOutEnsemble(model, 2).loss(lambda m, x: m(x).sum(), torch.randn(2, 2))
+    (gradient,) = torch.autograd.grad(loss, model.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
