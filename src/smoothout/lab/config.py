@@ -1,0 +1,288 @@
+"""One typed configuration: everything that determines what a run computes, and nothing that does not (paths, devices).
+
+Values come in this order, later ones win: the defaults below, the regime of the model, the preset, a TOML file, flags.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from smoothout.lab.data import AUGMENTATIONS
+from smoothout.lab.methods import METHODS
+from smoothout.lab.models import default_model
+from smoothout.lab.presets import PRESETS, default_strength
+from smoothout.lab.train.regime import SCALINGS, regime_of
+from smoothout.lab.train.strength import SCHEDULES
+from smoothout.noise import NAMES as NOISES
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist or cannot be. The message names it, its value and what would be right."""
+
+
+def _setting(default: Any, group: str, help: str, choices: Iterable[str] = ()) -> Any:
+    return field(default=default, metadata={"group": group, "help": help, "choices": tuple(choices)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run computes. `resolve` fills in what is not given."""
+
+    dataset: str = _setting("digits", "Data", "digits, mnist, cifar10, cifar100, imagenette or imagefolder:PATH")
+    hold_out: int = _setting(0, "Data", "judge on this many training images, held out, instead of the test set")
+    augment: str = _setting("none", "Data", "augmentation of the training images", AUGMENTATIONS)
+
+    model: str = _setting("f1", "Model", "mlp, f1, c1, c3, resnet44, alexnet, resnet18, … or your module:function")
+    dropout: float | None = _setting(None, "Model", "dropout probability, where the model has any; 0 switches it off")
+
+    method: str = _setting("smoothout", "Method", "how a step finds its gradient", METHODS)
+    strength: float = _setting(0.0375, "Method", "a, the size of the noise")
+    noise: str = _setting("uniform", "Method", "law of the raw noise", NOISES)
+    noise_p: float = _setting(0.5, "Method", "probability that Bernoulli noise drops a weight")
+    scale: str = _setting("absolute", "Method", "absolute θ = a·n; weight θ = a·w·n; filter is adasmoothout's",
+                          ("absolute", "filter", "weight"))  # fmt: skip
+    scale_epsilon: float = _setting(0.0, "Method", "added to ‖θᵢ‖ in filter scaling; the authors' code has 1e-6")
+    strength_schedule: str = _setting("constant", "Method", "the strength over all of training", SCHEDULES)
+    strength_warmup: float = _setting(0.0, "Method", "epochs in which the strength also rises from 0")
+    draws: str = _setting("one", "Method", "noise draws a step: one, ghost (one a ghost batch), or a number")
+    antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
+    denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
+    perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
+    shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
+
+    batch_size: int = _setting(128, "Batch", "images an update, of all processes together")
+    ghost_batch_size: int = _setting(0, "Batch", "size of ghost batches; 0: the batch is not cut")
+    ghost_by: str = _setting("loop", "Batch", "ghosts as a loop of micro-batches, or as layers on the whole batch",
+                             ("loop", "layer"))  # fmt: skip
+
+    epochs: int = _setting(50, "Optimizer", "passes over the data; decay points scale along (training longer)")
+    optimizer: str = _setting("sgd", "Optimizer", "which one", ("sgd", "adam", "adamw"))
+    lr: float = _setting(0.1, "Optimizer", "learning rate; where it is scaled, that of batch 128")
+    lr_scaling: str = _setting("none", "Optimizer", "with the batch size over 128", SCALINGS)
+    lr_warmup: float = _setting(0.0, "Optimizer", "epochs in which the learning rate rises from 0")
+    milestones: tuple[int, ...] = _setting((), "Optimizer", "epochs at which it decays, such as 81,122,164")
+    lr_decay: float = _setting(0.1, "Optimizer", "its factor there")
+    momentum: float = _setting(0.9, "Optimizer", "of SGD")
+    weight_decay: float = _setting(0.0, "Optimizer", "L2 for SGD and Adam, decoupled for AdamW")
+    clip: float = _setting(0.0, "Optimizer", "largest norm of the gradient; 0: not clipped")
+    reset_optimizer_every_epoch: bool = _setting(False, "Optimizer", "forget momentum and moments, as the 2018 code")
+
+    seed: int = _setting(0, "Run", "of initialisation, data order and noise alike")
+    preset: str = _setting("ours", "Run", "where unnamed settings come from", PRESETS)
+    report: str = _setting("last", "Run", "the epoch that counts; both are kept", ("last", "best"))
+    log_smoothed_loss: bool = _setting(False, "Run", "every epoch, the training loss at noise of the current strength")
+    amp: str = _setting("none", "Run", "mixed precision", ("none", "bf16", "fp16"))
+    channels_last: bool = _setting(False, "Run", "memory format of images and convolutions")
+    compile: bool = _setting(False, "Run", "torch.compile the model")
+
+    def __post_init__(self) -> None:
+        types_of = get_type_hints(type(self))
+        for each in fields(self):
+            object.__setattr__(self, each.name, _converted(each, types_of[each.name], getattr(self, each.name)))
+        _check_numbers(self)
+        _check_together(self)
+
+    @property
+    def draws_number(self) -> int | None:
+        """Draws a step where it is a number ("one" is 1); None where every ghost batch has its own."""
+        return {"one": 1, "ghost": None}[self.draws] if not self.draws.isdigit() else int(self.draws)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, as JSON takes it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits of what determines the result.
+
+        Settings at their default are left out, so that one added later does not change the hash of old runs.
+        """
+        defaults = {each.name: each.default for each in fields(self)}
+        told = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+    def with_seed(self, seed: int) -> Config:
+        """The same run with another seed."""
+        return replace(self, seed=seed)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Config:
+        """A saved configuration; a setting that did not exist when it was saved has its default."""
+        check_names(settings)
+        return cls(**settings)
+
+
+def setting_names() -> list[str]:
+    """The names of all settings."""
+    return [each.name for each in fields(Config)]
+
+
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse a setting that does not exist, with the nearest that does."""
+    for name in settings:
+        if name not in setting_names():
+            raise ConfigError(f"there is no setting {name!r}{nearest(name, setting_names())}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`": did you mean 'x'?"`, or the known words where none is near."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {close[0]!r}?" if close else f": choose one of {', '.join(known)}"
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Settings of a TOML file: the names of the flags, with - or _."""
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: no valid TOML ({error})") from error
+    settings = {name.replace("-", "_"): value for name, value in settings.items()}
+    try:
+        check_names(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return settings
+
+
+def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) -> Config:
+    """The complete configuration of what was asked for: defaults, regime and preset fill in the rest.
+
+    Args:
+        file: settings of a file, see `read_toml`.
+        flags: settings that win over it; one that is None was not given.
+    """
+    asked = _converted_all({**file, **{name: value for name, value in flags.items() if value is not None}})
+    dataset = asked.get("dataset", Config.dataset)
+    base = {name: getattr(Config, name) for name in ("method", "batch_size", "preset")}
+    settings: dict[str, Any] = {"dataset": dataset, "model": default_model(dataset), **base, **asked}
+    model, method = settings["model"], settings["method"]
+    from_regime = regime_of(model).settings(asked.get("epochs"))
+    from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"])
+    settings = {**from_regime, **from_preset, **settings}
+    if METHODS[method].takes_noise:
+        settings.setdefault("scale", METHODS[method].scale)
+        if "strength" not in settings:
+            settings["strength"] = _known_strength(settings)
+    else:
+        settings.update(strength=0.0, draws="one", strength_schedule="constant")
+    return Config(**settings)
+
+
+def differences(there: Config, asked: Config) -> list[str]:
+    """In words, the settings in which two configurations differ."""
+    old, new = there.to_dict(), asked.to_dict()
+    return [f"{name}: {old[name]!r} there, {new[name]!r} asked for" for name in old if old[name] != new[name]]
+
+
+def _known_strength(settings: Mapping[str, Any]) -> float:
+    noise = settings.get("noise", Config.noise)
+    strength = default_strength(settings["method"], noise, settings["scale"])
+    if strength is None:
+        raise ConfigError(f"no strength is known for noise={noise!r} with scale={settings['scale']!r}: give one")
+    return strength
+
+
+def _converted_all(settings: Mapping[str, Any]) -> dict[str, Any]:
+    check_names(settings)
+    types_of = get_type_hints(Config)
+    return {
+        each.name: _converted(each, types_of[each.name], settings[each.name])
+        for each in fields(Config)
+        if each.name in settings
+    }
+
+
+def _converted(each: Field[Any], kind: Any, value: Any) -> Any:
+    """A value in the type of its setting, or a ConfigError. Text is read, since flags and files give it."""
+    if get_origin(kind) in (types.UnionType, Union):
+        if value is None:
+            return None
+        (kind,) = (option for option in get_args(kind) if option is not type(None))
+    wrong = ConfigError(f"{each.name}={value!r}: expected {_in_words(kind)}")
+    choices = each.metadata["choices"]
+    try:
+        if kind is str:
+            text = str(value)
+            if choices and text not in choices:
+                raise ConfigError(f"{each.name}={value!r} is not known{nearest(text, choices)}")
+            return text
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise wrong
+            return value
+        if isinstance(value, bool):
+            raise wrong
+        if kind is int:
+            return _whole(value)
+        if kind is float:
+            return float(value)
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part.strip()]
+        return tuple(sorted(_whole(part) for part in value))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise wrong from error
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return int(value)
+
+
+def _in_words(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    return words.get(kind, "whole numbers with commas between them")
+
+
+_AT_LEAST_ONE = ("batch_size", "epochs")
+_NOT_NEGATIVE = (
+    *("hold_out", "strength", "scale_epsilon", "strength_warmup", "ghost_batch_size"),
+    *("lr", "lr_warmup", "lr_decay", "momentum", "weight_decay", "clip"),
+)
+
+
+def _check_numbers(config: Config) -> None:
+    for name in _AT_LEAST_ONE:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)}: at least 1 is needed")
+    for name in _NOT_NEGATIVE:
+        value = getattr(config, name)
+        if not math.isfinite(value) or value < 0:
+            raise ConfigError(f"{name}={value}: a finite number that is not negative is needed")
+    for name in ("dropout", "noise_p"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{name}={value}: a probability between 0 and 1 is needed")
+    if not 0 <= config.seed < 2**63:
+        raise ConfigError(f"seed={config.seed}: a whole number from 0 to 2⁶³ − 1 is needed")
+
+
+def _check_together(config: Config) -> None:
+    """Settings that are right one by one and wrong together."""
+    if not config.draws.isdigit() and config.draws not in ("one", "ghost"):
+        raise ConfigError(f"draws={config.draws!r}: expected one, ghost, or a number such as 4")
+    number = config.draws_number
+    if number == 0 or (config.antithetic and number is not None and number % 2):
+        raise ConfigError(f"draws={config.draws!r}: at least 1 is needed, and with antithetic an even number")
+    if config.draws == "ghost" and config.ghost_by == "layer":
+        raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
+    method = METHODS[config.method]
+    if method.takes_noise and (config.scale == "filter") != (method.scale == "filter"):
+        other = "adasmoothout" if config.scale == "filter" else "smoothout"
+        raise ConfigError(f"method={config.method!r} with scale={config.scale!r}: that is method={other!r}")
+    if method.takes_noise and config.noise == "bernoulli" and config.scale != "weight":
+        raise ConfigError(f"noise='bernoulli' needs scale='weight' (the paper's view of dropout), not {config.scale!r}")

@@ -1,0 +1,180 @@
+"""How a step finds its gradient: one protocol for plain training, SmoothOut, AdaSmoothOut and their rivals.
+
+To add a method: write a class with the protocol's members (or derive from `Plain` and override what differs), and
+put an entry into METHODS. `--method` reads the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+
+from smoothout import SmoothOut
+from smoothout.filters import Filter, Scale, as_scale
+from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
+from smoothout.lab.train.strength import strength_schedule
+from smoothout.noise import Bernoulli, Noise, as_noise
+from smoothout.select import everything
+
+if TYPE_CHECKING:
+    from smoothout.lab.config import Config
+
+TrainingImages = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One update: the batch's mean loss and right answers as the gradient saw them, on the device, and its cost.
+
+    Args:
+        evaluations: passes of back-propagation over the whole batch: 1 for plain training, n for n draws, 2 for SAM.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    evaluations: float = 1
+
+
+class Method(Protocol):
+    """What the training loop asks of a method."""
+
+    @property
+    def strength(self) -> float:
+        """The strength of the noise now; 0 where there is none."""
+        ...
+
+    def step(self, batch: Batch) -> StepResult:
+        """One update of the weights from one batch."""
+        ...
+
+    def judged(self, training_images: TrainingImages) -> AbstractContextManager[None]:
+        """Inside, the model holds the weights that the method answers for: an average's, for methods that average.
+
+        Args:
+            training_images: gives the training images once, for methods that must measure BatchNorm statistics anew.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Plain:
+    """The gradient at the weights as they are."""
+
+    strength = 0.0
+
+    def __init__(self, update: GhostStep) -> None:
+        self.update = update
+
+    def step(self, batch: Batch) -> StepResult:
+        seen = add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
+        self.update.update()
+        return StepResult(*seen)
+
+    def judged(self, training_images: TrainingImages) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Smoothed(Plain):
+    """SmoothOut and AdaSmoothOut: the gradient at noisy weights, the update at clean ones (Algorithm 1).
+
+    Args:
+        draws: of noise a step; None: one for every ghost batch, which then sees each image once all the same.
+    """
+
+    def __init__(self, update: GhostStep, smooth: SmoothOut, draws: int | None = 1, antithetic: bool = False) -> None:
+        super().__init__(update)
+        self.smooth, self.draws, self.antithetic = smooth, draws, antithetic
+
+    @property
+    def strength(self) -> float:  # pyrefly: ignore[bad-override]
+        return self.smooth.current_strength
+
+    def step(self, batch: Batch) -> StepResult:
+        seen = self._one_draw(batch) if self.draws == 1 else self._several_draws(batch)
+        self.update.update()
+        return StepResult(*seen, evaluations=self.draws or 1)
+
+    def _one_draw(self, batch: Batch) -> Seen:
+        with self.smooth.perturbed():
+            return add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
+
+    def _several_draws(self, batch: Batch) -> Seen:
+        backward, ghosts = self.update.backward, self.update.ghosts
+        if self.draws is None:
+            count = self.update.ghost_count(batch)
+            with self.smooth.samples(count, self.antithetic and count % 2 == 0) as draws:
+                return add_up(backward(ghost) for ghost, _ in zip(ghosts(batch), draws))
+        with self.smooth.samples(self.draws, self.antithetic) as draws:
+            seen = add_up(backward(ghost, 1 / self.draws) for _ in draws for ghost in ghosts(batch))
+        return Seen(seen.loss, seen.correct / self.draws)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.smooth.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.smooth.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method by name.
+
+    Args:
+        make: from (configuration, update, updates in all of training, updates an epoch).
+        takes_noise: whether the noise settings mean anything to it.
+        scale: of its noise, unless another is given.
+    """
+
+    summary: str
+    make: Callable[[Config, GhostStep, int, int], Method]
+    takes_noise: bool = False
+    scale: str = "absolute"
+
+
+def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int) -> SmoothOut:
+    """The SmoothOut that a configuration asks for, on this model."""
+    return SmoothOut(
+        model,
+        config.strength,
+        noise=noise_of(config),
+        scale=scale_of(config),
+        schedule=strength_schedule(config.strength_schedule, steps, round(config.strength_warmup * steps_per_epoch)),
+        select=everything if config.perturb_bn else None,
+        seed=config.seed,
+        denoise=config.denoise,
+        shared_noise=config.shared_noise,
+    )
+
+
+def noise_of(config: Config) -> Noise:
+    """The raw noise of a configuration."""
+    return Bernoulli(config.noise_p) if config.noise == "bernoulli" else as_noise(config.noise)
+
+
+def scale_of(config: Config) -> Scale:
+    """The scaling of a configuration."""
+    return Filter(config.scale_epsilon) if config.scale == "filter" else as_scale(config.scale)
+
+
+def _smoothed(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
+    smooth = smoothing(config, update.model, steps, steps_per_epoch)
+    return Smoothed(update, smooth, config.draws_number, config.antithetic)
+
+
+METHODS: dict[str, MethodEntry] = {
+    "plain": MethodEntry("the baseline: no noise", lambda config, update, steps, steps_per_epoch: Plain(update)),
+    "smoothout": MethodEntry("the gradient at w + θ, θ of strength a", _smoothed, takes_noise=True),
+    "adasmoothout": MethodEntry("the same, ‖θᵢ‖ = a·‖wᵢ‖ per filter", _smoothed, takes_noise=True, scale="filter"),
+}

@@ -1,0 +1,377 @@
+"""What a run leaves on disk, and reading it back.
+
+    config.json          every setting, resolved, and their hash
+    metrics.jsonl        one line an epoch; `seconds` is wall time, all else is a function of the configuration
+    checkpoint.pt        to go on from; `checkpoint.previous.pt` is the one before
+    model.safetensors    the weights of the last epoch          (when training is done)
+    best.safetensors     those of the best epoch on the test split
+    result.json          the record: settings, last and best epoch, provenance; its being there means done
+    provenance.json      one entry a session: versions, device, commit, command
+
+Every file is written under a temporary name, flushed to the disk and renamed: whoever reads finds the old one or the
+new one. A lock keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import smoothout
+from smoothout.lab.config import Config, differences
+
+CONFIG, METRICS, RESULT, PROVENANCE = "config.json", "metrics.jsonl", "result.json", "provenance.json"
+CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
+LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
+LOCK, PARTIAL = "lock", ".partial"
+
+
+class RunError(Exception):
+    """A run folder cannot be used, or a run cannot go on. The message says what is there and what to do."""
+
+
+# ---- records -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """One epoch.
+
+    Args:
+        epoch: from 1.
+        updates: so far.
+        train_loss, train_accuracy: over the epoch as training saw it: at the noisy weights, in training mode.
+        test_loss, test_accuracy: after it, at the clean weights, in evaluation mode.
+        learning_rate, strength: of its last update.
+        evaluations: passes of back-propagation over a batch, so far.
+        smoothed_loss: C̄ on the training images at this strength, where it was asked for.
+        seconds: wall time of the epoch. The one field that differs from run to run.
+    """
+
+    epoch: int
+    updates: int
+    train_loss: float
+    train_accuracy: float
+    test_loss: float
+    test_accuracy: float
+    learning_rate: float
+    strength: float
+    evaluations: float
+    smoothed_loss: float | None
+    seconds: float
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> EpochMetrics:
+        known: dict[str, Any] = {each.name: values.get(each.name) for each in fields(cls)}
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where and how one session of a run was made."""
+
+    started: str
+    command: str
+    smoothout: str
+    commit: str | None
+    python: str
+    torch: str
+    numpy: str
+    device: str
+    cuda: str | None
+    processes: int
+    threads: int
+
+    @classmethod
+    def here(cls, device: torch.device, processes: int = 1) -> Provenance:
+        """Of this process, now."""
+        is_cuda = device.type == "cuda"
+        return cls(
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(sys.argv),
+            smoothout=smoothout.__version__,
+            commit=_commit(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            numpy=np.__version__,
+            device=torch.cuda.get_device_name(device) if is_cuda else f"cpu ({platform.machine()})",
+            cuda=torch.version.cuda if is_cuda else None,
+            processes=processes,
+            threads=torch.get_num_threads(),
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run: what was asked, what came of it, where.
+
+    Args:
+        last, best: the last epoch, and the one with the best test accuracy (the first of equals); never mixed.
+        test_origin: "test", or which training images were held out in its place.
+        ghost_batches: into how many a batch of one process was cut.
+        seconds: wall time of training, interruptions not counted.
+    """
+
+    config: Config
+    last: EpochMetrics
+    best: EpochMetrics
+    parameters: int
+    train_images: int
+    test_images: int
+    test_origin: str
+    ghost_batches: int
+    seconds: float
+    provenance: Provenance
+
+    @property
+    def reported(self) -> EpochMetrics:
+        """The epoch that counts by the configuration."""
+        return self.best if self.config.report == "best" else self.last
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat object: every setting is a field of its own."""
+        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "config"}
+        nested = {name: asdict(rest[name]) for name in ("last", "best", "provenance")}
+        return {"config_hash": self.config.hash, **self.config.to_dict(), **rest, **nested}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Record:
+        settings = {each.name: values[each.name] for each in fields(Config) if each.name in values}
+        rest: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name != "config"}
+        rest["last"], rest["best"] = EpochMetrics.from_dict(rest["last"]), EpochMetrics.from_dict(rest["best"])
+        rest["provenance"] = Provenance(**rest["provenance"])
+        return cls(config=Config(**settings), **rest)
+
+
+def _commit() -> str | None:
+    """The commit this package is run from, with `+` for local changes; None where it is installed."""
+    package = Path(smoothout.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        answer = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=10)
+        return answer.stdout.strip() if answer.returncode == 0 else ""
+
+    try:
+        # An installed copy may lie inside a repository that is not this one.
+        if git("rev-parse", "--show-prefix") != "src/smoothout/":
+            return None
+        commit = git("rev-parse", "HEAD")
+        return (commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")) or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as it is now; `record` is None until training is done."""
+
+    path: Path
+    config: Config
+    metrics: tuple[EpochMetrics, ...]
+    record: Record | None
+
+    def weights(self, which: Literal["last", "best"] = "last") -> dict[str, Tensor]:
+        """The weights of the last or of the best epoch."""
+        file = self.path / {"last": LAST_WEIGHTS, "best": BEST_WEIGHTS}[which]
+        if not file.exists():
+            raise RunError(f"{self.path}: has no {file.name}: training is not done. Run its command again")
+        return safetensors.torch.load_file(file)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run folder."""
+    path = Path(path)
+    config = _read_config(path)
+    if config is None:
+        raise RunError(f"{path}: is no run folder: it has no {CONFIG}")
+    metrics, record = path / METRICS, path / RESULT
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    return Run(
+        path=path,
+        config=config,
+        metrics=tuple(EpochMetrics.from_dict(json.loads(line)) for line in lines),
+        record=Record.from_dict(json.loads(record.read_text(encoding="utf-8"))) if record.exists() else None,
+    )
+
+
+def find_runs(*places: str | Path) -> list[Path]:
+    """Run folders at these places and below them, such as RUN/seed-0 of RUN."""
+    found = {config.parent for place in places for config in Path(place).rglob(CONFIG)}
+    return sorted(found)
+
+
+def _read_config(path: Path) -> Config | None:
+    file = path / CONFIG
+    if not file.exists():
+        return None
+    try:
+        return Config.from_dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file}: is not the configuration of a run ({error})") from error
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write under a temporary name, flush to the disk, rename. The old file stays until the new one is whole."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            partial.unlink(missing_ok=True)
+        raise RunError(
+            f"{path}: cannot be written, {len(content) / 1e6:.1f} MB ({error.strerror}). What was there before is "
+            "untouched; the same command goes on from the last checkpoint when this is mended."
+        ) from error
+
+
+def _flush_folder(folder: Path) -> None:
+    """A rename is on the disk once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunFolder:
+    """A run folder that this process writes to. Made by `open_folder`, which holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+    def write_metrics(self, history: list[EpochMetrics]) -> None:
+        lines = "".join(json.dumps(asdict(epoch)) + "\n" for epoch in history)
+        write_atomically(self.path / METRICS, lines.encode())
+
+    def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None:
+        # Clones, since safetensors refuses tied weights that share memory.
+        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}
+        write_atomically(self.path / name, safetensors.torch.save(tensors, metadata={"epoch": str(epoch)}))
+
+    def write_checkpoint(self, content: memoryview) -> None:
+        """The new checkpoint; the one that was there becomes the previous one. At every moment there is one of them."""
+        current, previous = self.path / CHECKPOINT, self.path / PREVIOUS
+        if current.exists():
+            link = previous.with_name(PREVIOUS + PARTIAL)
+            try:
+                link.unlink(missing_ok=True)
+                os.link(current, link)
+                link.replace(previous)
+            except OSError as error:
+                if error.errno in (errno.EROFS, errno.ENOSPC):
+                    raise RunError(f"{previous}: cannot be written ({error.strerror})") from error
+                # A file system without hard links goes without a previous checkpoint.
+        write_atomically(current, content)
+
+    def add_session(self, provenance: Provenance) -> None:
+        file = self.path / PROVENANCE
+        sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"] if file.exists() else []
+        self.write_json(PROVENANCE, {"sessions": [*sessions, asdict(provenance)]})
+
+
+class NoFolder:
+    """What processes other than the first write to: nothing."""
+
+    def write_json(self, name: str, value: Any) -> None: ...
+    def write_metrics(self, history: list[EpochMetrics]) -> None: ...
+    def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None: ...
+    def write_checkpoint(self, content: memoryview) -> None: ...
+    def add_session(self, provenance: Provenance) -> None: ...
+
+
+_held: set[Path] = set()
+
+
+@contextmanager
+def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
+    """Make or enter the folder of a run, and keep others out meanwhile.
+
+    Raises RunError if it holds another configuration, if another process works in it, or if it cannot be written.
+    """
+    path = path.absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_other_files(path)
+        stream = (path / LOCK).open("a+")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be used as a run folder ({error.strerror})") from error
+    with stream:
+        _lock(path, stream)
+        try:
+            there = _read_config(path)
+            if there is not None and there != config:
+                fields_ = "".join(f"\n  {line}" for line in differences(there, config))
+                raise RunError(f"{path}: holds a run of another configuration:{fields_}\nChoose another --out.")
+            for leftover in path.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
+                leftover.unlink()
+            folder = RunFolder(path)
+            if there is None:
+                folder.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
+            yield folder
+        finally:
+            _held.discard(path)
+
+
+def finished(path: Path, config: Config) -> Record | None:
+    """The record of a folder whose run is done; None if it is not, or is no such folder yet."""
+    if not (path / RESULT).exists():
+        return None
+    run = load_run(path)
+    return run.record if run.config == config else None
+
+
+def _lock(path: Path, stream: Any) -> None:
+    # A record lock, unlike flock's, is not inherited by worker processes, which may outlive a process that is killed.
+    try:
+        if path in _held:
+            raise BlockingIOError
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        stream.seek(0)
+        holder = stream.read().strip() or "another process"
+        raise RunError(f"{path}: is in use by {holder}. Wait for it, or choose another --out.") from error
+    _held.add(path)
+    try:
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()}\n")
+        stream.flush()
+    except OSError:
+        stream.truncate(0)  # a full disk: the lock holds without the number
+
+
+def _refuse_other_files(path: Path) -> None:
+    """A folder that is not empty and is no run is somebody's, and stays as it is."""
+    names = {entry.name for entry in path.iterdir()} - {LOCK}
+    if names and CONFIG not in names and not all(name.endswith(PARTIAL) for name in names):
+        raise RunError(f"{path}: is not empty and holds no run ({sorted(names)[0]} is there). Choose another --out.")

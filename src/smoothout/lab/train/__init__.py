@@ -1,0 +1,1 @@
+"""Training. `smoothout.lab.train.start.train(config, out)` is the way in."""

@@ -1,0 +1,130 @@
+"""From a configuration to the things it names: dataset, model, optimizer, batches."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from smoothout.lab import models
+from smoothout.lab.config import Config, ConfigError
+from smoothout.lab.data import Batches, Dataset, hold_out, load
+from smoothout.lab.models import chunk_count, with_ghost_norm
+from smoothout.lab.train.processes import OneProcess, Processes
+from smoothout.lab.train.regime import scaled_rate
+
+EVALUATION_BATCH = 1000
+
+
+def load_dataset(config: Config, root: str | Path | None = None) -> Dataset:
+    """The dataset of a run; with `hold_out` its test split is cut off the training images, the same for every seed."""
+    dataset = load(config.dataset, root)
+    return hold_out(dataset, config.hold_out) if config.hold_out else dataset
+
+
+def build_model(config: Config, dataset: Dataset) -> nn.Module:
+    """The network of a run, initialised from torch's global random stream, on the CPU."""
+    constructor = models.MODELS.get(config.model)
+    arguments = {}
+    takes_dropout = constructor is not None and "dropout" in inspect.signature(constructor).parameters
+    if config.dropout is not None and takes_dropout:
+        arguments["dropout"] = config.dropout
+    model = models.build(config.model, classes=dataset.classes, input_shape=dataset.image_shape, **arguments)
+    if config.dropout is not None and not takes_dropout:
+        _set_dropout(model, config)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # pyrefly: ignore[no-matching-overload]
+    return model
+
+
+def _set_dropout(model: nn.Module, config: Config) -> None:
+    layers = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    if not layers:
+        raise ConfigError(f"dropout={config.dropout}: {config.model} has no dropout")
+    for layer in layers:
+        layer.p = config.dropout or 0.0
+
+
+def ghost_batches(config: Config, world_size: int = 1) -> int:
+    """Into how many ghosts each process cuts its part of a full batch."""
+    if not config.ghost_batch_size:
+        return 1
+    return chunk_count(max(1, config.batch_size // world_size), config.ghost_batch_size)
+
+
+def with_ghost_layers(model: nn.Module, config: Config, world_size: int = 1) -> nn.Module:
+    """The model with ghost batch normalisation in its layers, where that is how ghosts are made."""
+    if config.ghost_batch_size and config.ghost_by == "layer":
+        return with_ghost_norm(model, chunks=ghost_batches(config, world_size))
+    return model
+
+
+def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """The optimizer of a run, one fused kernel a step where the device has it."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = parameters[0].device.type == "cuda" or None
+    rate, decay = scaled_rate(config), config.weight_decay
+    if config.optimizer == "sgd":
+        return SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
+    return {"adam": Adam, "adamw": AdamW}[config.optimizer](parameters, lr=rate, weight_decay=decay, fused=fused)
+
+
+def training_batches(
+    config: Config,
+    dataset: Dataset,
+    device: torch.device,
+    processes: Processes | None = None,
+    workers: int | None = None,
+) -> Batches:
+    """Shuffled batches of the training split.
+
+    A short last batch is trained on, weighed as it is. One of fewer than two images a process is left out, since
+    BatchNorm has no statistics of one.
+    """
+    processes = OneProcess() if processes is None else processes
+    rest = len(dataset.train) % config.batch_size
+    # Images of several sizes must be cut to one in any case.
+    augment = dataset.evaluate if config.augment == "none" else config.augment
+    return Batches(
+        dataset.train,
+        min(config.batch_size, len(dataset.train)),
+        device=device,
+        shuffle=True,
+        seed=config.seed,
+        augment=augment,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        drop_last=0 < rest < 2 * processes.world_size and len(dataset.train) > config.batch_size,
+        channels_last=config.channels_last,
+        workers=workers,
+    )
+
+
+def judging_batches(
+    config: Config,
+    dataset: Dataset,
+    device: torch.device,
+    processes: Processes | None = None,
+    split: str = "test",
+    workers: int | None = None,
+) -> Batches:
+    """The images of a split in the files' order, without augmentation."""
+    processes = OneProcess() if processes is None else processes
+    images = dataset.train if split == "train" else dataset.test
+    size = min(EVALUATION_BATCH, len(images))
+    while 0 < len(images) % size < processes.world_size:  # every process must have a part of the last batch
+        size += 1
+    return Batches(
+        images,
+        size,
+        device=device,
+        augment=dataset.evaluate,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        channels_last=config.channels_last,
+        workers=workers,
+    )

@@ -1,0 +1,82 @@
+"""Loss and accuracy over a split: in evaluation mode, at clean weights unless noise is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from smoothout.lab.config import Config
+from smoothout.lab.methods import smoothing
+from smoothout.lab.train.processes import OneProcess, Processes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and fraction right."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    precision: AbstractContextManager[Any] | None = None,
+    processes: Processes | None = None,
+    noise: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Evaluation:
+    """Mean over all images of all processes; the device is waited for once, at the end.
+
+    Args:
+        precision: autocast, to judge in the precision of training.
+        noise: called for each batch, a context in which the batch is evaluated.
+    """
+    sums: Tensor | None = None  # of losses, of right answers, of images
+    was_training = model.training
+    model.eval()
+    try:
+        for images, labels in batches:
+            with noise(), nullcontext() if precision is None else precision:
+                outputs = model(images)
+            loss = F.cross_entropy(outputs.float(), labels, reduction="sum").double()
+            right = (outputs.argmax(1) == labels).sum().double()
+            count = torch.full_like(right, len(labels))
+            part = torch.stack([loss, right, count])
+            sums = part if sums is None else sums + part
+    finally:
+        model.train(was_training)
+    if sums is None:
+        raise ValueError("there are no images to evaluate")
+    loss_sum, right_sum, images_seen = (OneProcess() if processes is None else processes).sum(sums).tolist()
+    return Evaluation(loss_sum / images_seen, right_sum / images_seen)
+
+
+def smoothed_loss(
+    config: Config,
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    strength: float,
+    epoch: int,
+    **how: Any,
+) -> float:
+    """C̄(w; a): the mean loss with new noise for every batch, from a stream that training never sees."""
+    key = hashlib.blake2b(f"smoothed loss/{config.seed}/{epoch}".encode(), digest_size=7).digest()
+    unscheduled = replace(
+        config,
+        strength=strength,
+        seed=int.from_bytes(key),
+        strength_schedule="constant",
+        strength_warmup=0.0,
+        denoise=True,
+    )
+    smooth = smoothing(unscheduled, model, steps=1, steps_per_epoch=1)
+    return evaluate(model, batches, noise=smooth.perturbed, **how).loss

@@ -1,0 +1,312 @@
+"""The training loop: epochs of steps, evaluation at clean weights, checkpoints, a stop that loses nothing.
+
+The host never waits for the device within an epoch, but every CHECK_EVERY steps for the losses so far: a loss that is
+not finite ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothout.lab.config import Config
+from smoothout.lab.data import Dataset
+from smoothout.lab.methods import METHODS
+from smoothout.lab.runs import (
+    BEST_WEIGHTS,
+    LAST_WEIGHTS,
+    RESULT,
+    EpochMetrics,
+    NoFolder,
+    Provenance,
+    Record,
+    RunError,
+    RunFolder,
+)
+from smoothout.lab.train import build, checkpoint
+from smoothout.lab.train.checkpoint import Position
+from smoothout.lab.train.evaluate import evaluate, smoothed_loss
+from smoothout.lab.train.ghost_step import Batch, GhostStep
+from smoothout.lab.train.processes import Processes
+from smoothout.lab.train.progress import Progress
+from smoothout.lab.train.regime import learning_rate
+from smoothout.lab.train.stop import Interrupted, StopRequest
+from smoothout.lab.train.trackers import Tracker
+
+CHECK_EVERY = 200
+
+
+class Diverged(RunError):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything about a run that does not determine its result."""
+
+    folder: RunFolder | NoFolder
+    processes: Processes
+    device: torch.device
+    stop: StopRequest
+    progress: Progress
+    tracker: Tracker
+    checkpoint_every: int = 1
+    workers: int | None = None
+
+
+class Trainer:
+    """One run, from its configuration to its record."""
+
+    def __init__(self, config: Config, dataset: Dataset, around: Surroundings) -> None:
+        self.config, self.around, self.dataset = config, around, dataset.to(around.device)
+        processes, device = around.processes, around.device
+        torch.manual_seed(config.seed)
+        model = build.with_ghost_layers(build.build_model(config, dataset), config, processes.world_size)
+        self.model = model.to(device)
+        if processes.rank:  # the same weights everywhere, but dropout masks of its own for every process
+            torch.manual_seed(config.seed + 1_000_003 * processes.rank)
+        self.batches = build.training_batches(config, self.dataset, device, processes, around.workers)
+        self.test_batches = build.judging_batches(config, self.dataset, device, processes, workers=around.workers)
+        self.optimizer = build.make_optimizer(config, self.model)
+        called = torch.compile(self.model) if config.compile else self.model
+        self.update = GhostStep(
+            called,  # pyrefly: ignore[bad-argument-type]
+            self.optimizer,
+            chunks=build.ghost_batches(config, processes.world_size) if config.ghost_by == "loop" else 1,
+            amp=config.amp,
+            clip=config.clip,
+            processes=processes,
+        )
+        steps = len(self.batches)
+        self.method = METHODS[config.method].make(config, self.update, config.epochs * steps, steps)
+        self.position = Position()
+        self.history: list[EpochMetrics] = []
+        self._best: dict[str, Tensor] = {}  # weights of the best epoch
+        self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
+        self._correct = torch.zeros((), device=device)
+        self._checked = 0  # steps of this epoch whose loss is known to be finite
+        self._saved = ""  # where the last checkpoint was made
+        self._session_started = self._epoch_started = time.monotonic()
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self, provenance: Provenance) -> Record:
+        """Train to the end and write the record; raises Interrupted at a checkpoint if asked to stop."""
+        self._session_started = time.monotonic() - self.position.seconds
+        self.around.progress.start(self.config, len(self.batches), self.position)
+        self.model.train()
+        while self.position.epoch < self.config.epochs:
+            self._epoch()
+        return self._finish(provenance)
+
+    def _epoch(self) -> None:
+        epoch, first = self.position.epoch, self.position.step
+        self._epoch_started = time.monotonic() - self.position.epoch_seconds
+        self.around.progress.begin_epoch(epoch, first)
+        if self.config.reset_optimizer_every_epoch and first == 0:
+            self.optimizer.state.clear()
+        evaluations, strength = self.position.evaluations, self.method.strength
+        for step, (images, labels) in enumerate(self.batches.epoch(epoch, first), start=first):
+            self._set_rate(learning_rate(self.config, epoch, step, len(self.batches)))
+            strength = self.method.strength
+            result = self.method.step(Batch(images, labels, self.batches.size_of(step)))
+            self._losses[step].copy_(result.loss)
+            self._correct += result.correct
+            evaluations += result.evaluations
+            self.around.progress.step(strength)
+            if (step + 1) % CHECK_EVERY == 0:
+                self._check_losses(step + 1)
+            is_last = step + 1 == len(self.batches)
+            if not is_last and (code := self.around.processes.largest(self.around.stop.code)):
+                self._advance(step + 1, evaluations)
+                self._stop(code)
+        self._advance(len(self.batches), evaluations)
+        self._end_epoch(strength)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _advance(self, step: int, evaluations: float) -> None:
+        now = time.monotonic()
+        self.position = replace(
+            self.position,
+            step=step,
+            updates=self.position.epoch * len(self.batches) + step,
+            evaluations=evaluations,
+            seconds=now - self._session_started,
+            epoch_seconds=now - self._epoch_started,
+        )
+
+    def _end_epoch(self, strength: float) -> None:
+        """Judge, keep the best, write. Running statistics of several processes become their mean."""
+        self._check_losses(len(self.batches))
+        around = self.around
+        around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
+        metrics = self._judge(strength)
+        self.history.append(metrics)
+        around.progress.end_epoch(metrics)
+        around.tracker.log(metrics)
+        self.position = replace(
+            self.position, epoch=self.position.epoch + 1, step=0, epoch_seconds=0.0,
+            seconds=time.monotonic() - self._session_started,
+        )  # fmt: skip
+        self._losses.zero_()
+        self._correct.zero_()
+        self._checked = 0
+        done = self.position.epoch
+        code = around.processes.largest(around.stop.code) if done < self.config.epochs else 0
+        if code:
+            self._stop(code)
+        elif done % around.checkpoint_every == 0 or done == self.config.epochs:
+            self.save()
+
+    def _judge(self, strength: float) -> EpochMetrics:
+        config, position = self.config, self.position
+        losses, correct = self._summed_over_processes()
+        sizes = [self.batches.size_of(step) for step in range(len(self.batches))]
+        images = sum(sizes)
+        how: dict[str, Any] = {"precision": self.update.precision(), "processes": self.around.processes}
+        with self.method.judged(self._training_images):
+            test = evaluate(self.model, self.test_batches, **how)
+            if not self.history or test.accuracy > self.best.test_accuracy:
+                self._best = checkpoint.weights_of(self.model)
+            smoothed = None
+            if config.log_smoothed_loss:
+                smoothed = smoothed_loss(config, self.model, self._training_images(), strength, position.epoch, **how)
+        return EpochMetrics(
+            epoch=position.epoch + 1,
+            updates=position.updates,
+            train_loss=sum(loss * size for loss, size in zip(losses, sizes)) / images,
+            train_accuracy=correct / images,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+            strength=strength,
+            evaluations=position.evaluations,
+            smoothed_loss=smoothed,
+            seconds=time.monotonic() - self._epoch_started,
+        )
+
+    @property
+    def best(self) -> EpochMetrics:
+        """The epoch with the best test accuracy, the first of equals."""
+        return max(self.history, key=lambda metrics: metrics.test_accuracy)
+
+    def _training_images(self) -> Iterable[tuple[Tensor, Tensor]]:
+        around = self.around
+        return build.judging_batches(
+            self.config, self.dataset, around.device, around.processes, split="train", workers=around.workers
+        )
+
+    def _summed_over_processes(self) -> tuple[list[float], float]:
+        sums = self.around.processes.sum(torch.cat([self._losses, self._correct[None]]).double())
+        *losses, correct = sums.tolist()
+        return losses, correct
+
+    # ---- what may go wrong -------------------------------------------------------------------------------------------
+
+    def _check_losses(self, steps: int) -> None:
+        """Raise if a loss of this epoch's first `steps` steps is not finite."""
+        losses = self.around.processes.sum(self._losses[self._checked : steps])
+        finite = torch.isfinite(losses)
+        if bool(finite.all()):
+            self._checked = steps
+            return
+        bad = int((~finite).nonzero()[0])
+        step = self._checked + bad
+        before = f"{float(losses[bad - 1]):.6g}" if bad else self._loss_before(step)
+        epoch, update = self.position.epoch, self.position.epoch * len(self.batches) + step + 1
+        where = f"in step {step + 1} of epoch {epoch + 1} (update {update})"
+        self._diverged(f"the loss is {float(losses[bad])} {where}; the last finite loss was {before}")
+
+    def _loss_before(self, step: int) -> str:
+        if step:
+            return f"{float(self.around.processes.sum(self._losses[step - 1])):.6g}"
+        return f"{self.history[-1].train_loss:.6g}, the mean of epoch {len(self.history)}" if self.history else "none"
+
+    def _diverged(self, what: str) -> None:
+        kept = f"The last good checkpoint, {self._saved}, is kept" if self._saved else "No checkpoint had been made yet"
+        raise Diverged(f"{what}. {kept}. A smaller --lr or --strength, --clip or --lr-warmup may help.")
+
+    def _stop(self, code: int) -> None:
+        self._check_losses(self.position.step)
+        self.save()
+        raise Interrupted(code, self._saved)
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint and the metrics. All processes must call it."""
+        position, around = self.position, self.around
+        private = around.processes.gather(checkpoint.private_state(self.model, around.device))
+        model = checkpoint.weights_of(self.model)
+        for name, value in model.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                self._diverged(f"{name} is not finite after update {position.updates}")
+        state = {
+            "config_hash": self.config.hash,
+            "world_size": around.processes.world_size,
+            "position": asdict(position),
+            "model": model,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.update.scaler.state_dict(),
+            "method": self.method.state_dict(),
+            "processes": private,
+            "losses": around.processes.gather(self._losses.cpu()),
+            "correct": around.processes.gather(self._correct.cpu()),
+            "history": json.dumps([asdict(metrics) for metrics in self.history]),
+            "best": self._best,
+        }
+        around.folder.write_metrics(self.history)
+        around.folder.write_checkpoint(checkpoint.to_bytes(state))
+        self._saved = _in_words(position)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue where a checkpoint was made."""
+        rank = self.around.processes.rank
+        self.position = Position(**state["position"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.update.scaler.load_state_dict(state["scaler"])
+        self.method.load_state_dict(state["method"])
+        self._losses.copy_(state["losses"][rank])
+        self._correct.copy_(state["correct"][rank])
+        self.history = [EpochMetrics.from_dict(metrics) for metrics in json.loads(state["history"])]
+        self._best = state["best"]
+        self._saved = _in_words(self.position)
+        self._checked = self.position.step
+        checkpoint.restore_private_state(state["processes"][rank], self.model, self.around.device)
+        self.around.folder.write_metrics(self.history)
+
+    def _finish(self, provenance: Provenance) -> Record:
+        folder = self.around.folder
+        with self.method.judged(self._training_images):
+            folder.write_weights(LAST_WEIGHTS, checkpoint.weights_of(self.model), self.config.epochs)
+        folder.write_weights(BEST_WEIGHTS, self._best, self.best.epoch)
+        record = Record(
+            config=self.config,
+            last=self.history[-1],
+            best=self.best,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            train_images=len(self.dataset.train),
+            test_images=len(self.dataset.test),
+            test_origin=self.dataset.test_origin,
+            ghost_batches=build.ghost_batches(self.config, self.around.processes.world_size),
+            seconds=self.position.seconds,
+            provenance=provenance,
+        )
+        folder.write_json(RESULT, record.to_dict())
+        return record
+
+
+def _in_words(position: Position) -> str:
+    if position.step:
+        return f"in epoch {position.epoch + 1}, after step {position.step}"
+    return f"after epoch {position.epoch}"

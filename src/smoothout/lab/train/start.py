@@ -1,0 +1,138 @@
+"""The way into training: one run, or the same for several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from smoothout.lab.config import Config
+from smoothout.lab.runs import NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
+from smoothout.lab.train import build, checkpoint
+from smoothout.lab.train.loop import Surroundings, Trainer
+from smoothout.lab.train.processes import Processes, choose_device, join
+from smoothout.lab.train.progress import Progress, progress_for
+from smoothout.lab.train.stop import StopRequest
+from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out; none of it changes its result.
+
+    Args:
+        data_root: where data are looked for first.
+        device: auto, cpu, cuda, cuda:1.
+        checkpoint_every: epochs between checkpoints; the last epoch and an interruption always make one.
+        minutes: stop at a checkpoint after so many; None: never.
+        tensorboard: write event files into the run folder.
+        workers: processes that decode images; None: one a core, up to eight.
+        quiet: show nothing.
+    """
+
+    data_root: Path | None = None
+    device: str = "auto"
+    checkpoint_every: int = 1
+    minutes: float | None = None
+    tensorboard: bool = False
+    workers: int | None = None
+    quiet: bool = False
+
+
+def train(config: Config, out: str | Path, options: Options | None = None) -> Record:
+    """Train, or go on with, the run of this configuration in folder `out`; gives the record, at once if it is done.
+
+    Raises RunError if the folder cannot be used or the loss diverges, Interrupted (after a checkpoint) on SIGINT,
+    SIGTERM or when `options.minutes` are over.
+    """
+    return train_seeds([config], lambda config: Path(out), options)[0]
+
+
+def train_seeds(
+    configs: list[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+) -> list[Record]:
+    """Several runs, one after the other, in this process (and those torchrun started with it)."""
+    options = Options() if options is None else options
+    if options.checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every={options.checkpoint_every}: at least 1 is needed")
+    device = choose_device(options.device)
+    processes = join(device)
+    try:
+        with StopRequest(options.minutes) as stop:
+            return [_one_run(config, folder_of(config), options, device, processes, stop) for config in configs]
+    finally:
+        processes.close()
+
+
+def _one_run(
+    config: Config, out: Path, options: Options, device: torch.device, processes: Processes, stop: StopRequest
+) -> Record:
+    progress = progress_for(processes.rank, options.quiet)
+    record = processes.from_first(finished(out, config) if processes.rank == 0 else None)
+    if record is not None:
+        progress.say(f"{out} is done: {summary(record)}")
+        return record
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(out, config, processes))
+        dataset = build.load_dataset(config, options.data_root)
+        found = checkpoint.read_newest(out, config.hash, processes.world_size) if processes.rank == 0 else None
+        found = processes.from_first(found)
+        first_epoch = found.state["position"]["epoch"] + 1 if found else 1
+        tracker: Tracker = NoTracker()
+        if options.tensorboard and processes.rank == 0:
+            tracker = TensorBoard(out / "tensorboard", first_epoch)
+            stack.callback(tracker.close)
+        around = Surroundings(
+            folder, processes, device, stop, progress, tracker, options.checkpoint_every, options.workers
+        )
+        trainer = Trainer(config, dataset, around)
+        provenance = Provenance.here(device, processes.world_size)
+        folder.add_session(provenance)
+        stack.enter_context(progress)
+        if found:
+            _go_on(trainer, found, progress, out)
+        record = trainer.run(provenance)
+    progress.say(f"{out}: {summary(record)}")
+    return record
+
+
+def _go_on(trainer: Trainer, found: checkpoint.Found, progress: Progress, out: Path) -> None:
+    trainer.load(found.state)
+    if found.note:
+        progress.say(f"warning: {found.note}")
+    position = trainer.position
+    progress.say(f"{out}: going on from epoch {position.epoch}, step {position.step}")
+
+
+@contextmanager
+def _folder(out: Path, config: Config, processes: Processes) -> Iterator[RunFolder | NoFolder]:
+    """The run folder, opened by the first process; what keeps it from opening stops the others too."""
+    with ExitStack() as stack:
+        folder: RunFolder | NoFolder = NoFolder()
+        problem = None
+        if processes.rank == 0:
+            try:
+                folder = stack.enter_context(open_folder(out, config))
+            except RunError as error:
+                problem = error
+        problem = processes.from_first(problem)
+        if problem is not None:
+            raise problem
+        yield folder
+
+
+def summary(record: Record) -> str:
+    """A finished run in one line: last and best epoch, each named."""
+    last, best = record.last, record.best
+    return (
+        f"test accuracy {last.test_accuracy:.2%} in the last epoch ({last.epoch}), "
+        f"{best.test_accuracy:.2%} in the best ({best.epoch}); {record.seconds:.1f} s"
+    )
+
+
+def seed_folder(out: Path, config: Config) -> Path:
+    """Where one of several seeds goes."""
+    return out / f"seed-{config.seed}"

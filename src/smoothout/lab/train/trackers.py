@@ -1,0 +1,43 @@
+"""Where metrics go besides the run folder: nowhere, or to TensorBoard."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from smoothout.lab.runs import EpochMetrics
+
+
+class Tracker(Protocol):
+    """Told of every epoch."""
+
+    def log(self, metrics: EpochMetrics) -> None: ...
+    def close(self) -> None: ...
+
+
+class NoTracker:
+    """Keeps nothing."""
+
+    def log(self, metrics: EpochMetrics) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """One event file a session; an epoch that is trained again after an interruption replaces the earlier point."""
+
+    def __init__(self, folder: Path, first_epoch: int = 1) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("--tensorboard needs the extra: pip install 'smoothout[tensorboard]'") from error
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_epoch)
+
+    def log(self, metrics: EpochMetrics) -> None:
+        for name, value in asdict(metrics).items():
+            if value is not None and name != "epoch":
+                self._writer.add_scalar(name, value, metrics.epoch)
+
+    def close(self) -> None:
+        self._writer.close()
