@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from smoothout.perturb import Perturbation
     from smoothout.smooth import SmoothOut
 
+# What torch.optim uses: `torch.compiler.disable` would import the compiler (a second and a half) with this module.
+_untraced = torch._disable_dynamo
+
 
 class Attachment:
     """The handle that `SmoothOut.attach` returns."""
@@ -87,7 +90,7 @@ class Attachment:
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
+    @_untraced
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if not torch.is_grad_enabled():
             return  # clean: see _CleanPasses
@@ -112,7 +115,7 @@ class Attachment:
         if self.draw == "forward":
             smooth._draw += 1
 
-    @torch.compiler.disable
+    @_untraced
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._weights.active or not torch.is_grad_enabled() or in_backward() or not module.training:
             return
@@ -192,13 +195,13 @@ class _CleanPasses:
     def stop(self) -> None:
         _remove_all(self._hooks)
 
-    @torch.compiler.disable
+    @_untraced
     def _enter(self, module: nn.Module) -> None:
         if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
             self._inside = module
             self._noisy = self._weights.swap_in_clean()
 
-    @torch.compiler.disable
+    @_untraced
     def _leave(self, module: nn.Module) -> None:
         if module is self._inside:
             self._inside = None

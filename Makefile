@@ -1,0 +1,53 @@
+# `make help` lists what there is. Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types layers unit format soak docs clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+venv: $(READY)  ## a virtual environment with everything the demo and the tests need
+
+# torch first and by its exact pin: an open range would take the newest build with several GB of CUDA packages.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
+	touch $(READY)
+
+demo: $(READY)  ## the main job on embedded data: trains, measures, and writes a page that teaches what flatness is
+	$(BIN)/smoothout demo
+
+test: lint types layers unit  ## lint, types, layers and the tests
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## pyrefly
+	$(BIN)/pyrefly check
+
+layers: $(READY)  ## lab uses measure uses the method, never the other way
+	$(BIN)/lint-imports
+
+unit: $(READY)  ## the tests alone (real-data tests run where $$SMOOTHOUT_DATA says where the data are)
+	$(BIN)/python -m pytest -m "not soak and not gpu" -n 2 --dist loadfile
+
+soak: $(READY)  ## the long campaigns; the log of the last run is kept under results/soak/
+	mkdir -p results/soak
+	$(BIN)/python -m pytest -m soak -v --timeout 3600 2>&1 | tee results/soak/last.log
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## build the documentation into site/
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:  ## remove everything that can be made again
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site build dist

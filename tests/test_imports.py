@@ -1,0 +1,48 @@
+"""Architecture as tests: what an import costs, and what the package shows."""
+
+import subprocess
+import sys
+
+import smoothout
+
+
+def modules_after(statement):
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_the_method_brings_in_torch_and_numpy_only():
+    loaded = {name.partition(".")[0] for name in modules_after("import smoothout")}
+    unwanted = {"scipy", "matplotlib", "lightning", "pytorch_lightning", "transformers", "accelerate", "typer", "rich"}
+    assert "torch" in loaded
+    assert not loaded & (unwanted | {"triton", "sklearn", "PIL", "jinja2", "safetensors", "tensorboard"})
+
+
+def test_the_method_loads_nothing_of_the_lab_nor_of_distributed_sharding():
+    before = set(modules_after("import torch"))
+    loaded = set(modules_after("import smoothout; from smoothout import *")) - before
+    assert not [name for name in loaded if name.startswith(("smoothout.lab", "smoothout.measure", "smoothout.integ"))]
+    assert "torch.distributed.fsdp" not in loaded
+    assert "torch.distributed.tensor" not in loaded
+
+
+def test_public_names():
+    assert set(smoothout.__all__) == {
+        "SmoothOut",
+        "AdaSmoothOut",
+        "SmoothOutEnsemble",
+        "Attachment",
+        "Noise",
+        "Uniform",
+        "Gaussian",
+        "Rademacher",
+        "Bernoulli",
+        "schedule",
+        "frozen_statistics",
+        "update_bn",
+        "__version__",
+    }
+    for name in smoothout.__all__:
+        assert getattr(smoothout, name) is not None
+    assert callable(smoothout.suggest_strength)  # lazily, with scipy
+    assert callable(smoothout.measure.sharpness)
