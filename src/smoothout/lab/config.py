@@ -88,6 +88,8 @@ class Config:
         types_of = get_type_hints(type(self))
         for each in fields(self):
             object.__setattr__(self, each.name, _converted(each, types_of[each.name], getattr(self, each.name)))
+        if self.draws == "1":
+            object.__setattr__(self, "draws", "one")  # one run, one hash
         _check_numbers(self)
         _check_together(self)
 
@@ -172,7 +174,7 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"])
     settings = {**from_regime, **from_preset, **settings}
     if METHODS[method].takes_noise:
-        settings.setdefault("scale", METHODS[method].scale)
+        _check_scale(method, settings.setdefault("scale", METHODS[method].scale))
         if "strength" not in settings:
             settings["strength"] = _known_strength(settings)
     else:
@@ -271,6 +273,12 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError(f"seed={config.seed}: a whole number from 0 to 2⁶³ − 1 is needed")
 
 
+def _check_scale(method: str, scale: str) -> None:
+    if (scale == "filter") != (METHODS[method].scale == "filter"):
+        other = "adasmoothout" if scale == "filter" else "smoothout"
+        raise ConfigError(f"method={method!r} with scale={scale!r}: that is method={other!r}")
+
+
 def _check_together(config: Config) -> None:
     """Settings that are right one by one and wrong together."""
     if not config.draws.isdigit() and config.draws not in ("one", "ghost"):
@@ -280,9 +288,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"draws={config.draws!r}: at least 1 is needed, and with antithetic an even number")
     if config.draws == "ghost" and config.ghost_by == "layer":
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
-    method = METHODS[config.method]
-    if method.takes_noise and (config.scale == "filter") != (method.scale == "filter"):
-        other = "adasmoothout" if config.scale == "filter" else "smoothout"
-        raise ConfigError(f"method={config.method!r} with scale={config.scale!r}: that is method={other!r}")
-    if method.takes_noise and config.noise == "bernoulli" and config.scale != "weight":
+    if not METHODS[config.method].takes_noise:
+        return
+    _check_scale(config.method, config.scale)
+    if config.noise == "bernoulli" and config.scale != "weight":
         raise ConfigError(f"noise='bernoulli' needs scale='weight' (the paper's view of dropout), not {config.scale!r}")

@@ -23,7 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,8 +244,8 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
         partial.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        if error.errno != errno.EROFS:
-            partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
         raise RunError(
             f"{path}: cannot be written, {len(content) / 1e6:.1f} MB ({error.strerror}). What was there before is "
             "untouched; the same command goes on from the last checkpoint when this is mended."

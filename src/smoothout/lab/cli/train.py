@@ -75,17 +75,22 @@ def _train(
 
 def _introduce(config: Config, asked: dict[str, Any]) -> None:
     """What is going to be trained, and what the preset assumes."""
-    noise = (
-        f" strength {config.strength:g}, {config.draws} draw(s) a step," if METHODS[config.method].takes_noise else ""
-    )
-    if not noise and asked.get("strength"):
-        noise = " which takes no noise,"
+    noise = ""
+    if METHODS[config.method].takes_noise:
+        noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, "
+    elif asked.get("strength"):
+        noise = "which takes no noise, "
     ghosts = f" in ghosts of {config.ghost_batch_size} by {config.ghost_by}" if config.ghost_batch_size else ""
     print(
-        f"{config.model} on {config.dataset}: {config.method},{noise} batch {config.batch_size}{ghosts}, "
+        f"{config.model} on {config.dataset}: {config.method}, {noise}batch {config.batch_size}{ghosts}, "
         f"{config.epochs} epochs, seed {config.seed}, configuration {config.hash}\n{PRESETS[config.preset]}",
         flush=True,
     )
+
+
+def _draws_in_words(config: Config) -> str:
+    known = {"one": "one draw a step", "ghost": "a draw for every ghost batch"}
+    return known.get(config.draws, f"{config.draws} draws a step")
 
 
 def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:

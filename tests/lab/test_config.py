@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+from smoothout.lab.config import Config, ConfigError, differences, read_toml, resolve
+
+
+def test_later_sources_win(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('dataset = "cifar10"\nbatch-size = 512\nlr = 0.5\nmilestones = [3, 9]\n')
+    config = resolve(read_toml(file), lr=0.25)
+    assert (config.dataset, config.batch_size, config.milestones) == ("cifar10", 512, (3, 9))  # the file
+    assert config.lr == 0.25  # the flag, over the file
+    assert (config.model, config.optimizer, config.epochs) == ("c1", "adam", 100)  # the regime of the default model
+
+
+def test_json_and_back():
+    config = resolve(dataset="cifar100", model="resnet44", method="adasmoothout", batch_size=1024, epochs=400)
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_hash_is_of_what_determines_the_result():
+    config = resolve(epochs=3)
+    assert config.hash == resolve(epochs="3").hash
+    assert len({config.hash, config.with_seed(1).hash, resolve(epochs=4).hash, resolve(epochs=3, lr=1).hash}) == 4
+
+
+def test_hash_is_stable():
+    # Runs are found again by it: a change here means that old runs are no longer recognised.
+    assert Config().hash == "44136fa355b3"
+    assert resolve(dataset="cifar10", method="plain", batch_size=5000).hash == "873feae56d2f"
+
+
+def test_hash_of_an_old_run_survives_a_new_setting():
+    settings = resolve(epochs=7).to_dict()
+    del settings["antithetic"]  # as if the run were from before this setting
+    assert Config.from_dict(settings).hash == resolve(epochs=7).hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"methd": "plain"}, "did you mean 'method'"),
+        ({"method": "smothout"}, "did you mean 'smoothout'"),
+        ({"preset": "xyz"}, "choose one of paper, authors, ours"),
+        ({"epochs": "many"}, "epochs='many': expected a whole number"),
+        ({"epochs": 0}, "epochs=0: at least 1"),
+        ({"batch_size": 12.5}, "batch_size=12.5: expected a whole number"),
+        ({"lr": -1}, "lr=-1.0: a finite number that is not negative"),
+        ({"strength": float("nan")}, "strength=nan"),
+        ({"denoise": 1}, "denoise=1: expected true or false"),
+        ({"milestones": "3,x"}, "milestones='3,x': expected whole numbers"),
+        ({"draws": "two"}, "expected one, ghost, or a number"),
+        ({"draws": 0}, "at least 1"),
+        ({"draws": 3, "antithetic": True}, "an even number"),
+        ({"draws": "ghost", "ghost_by": "layer"}, "ghost_by='loop' is needed"),
+        ({"scale": "filter"}, "that is method='adasmoothout'"),
+        ({"method": "adasmoothout", "scale": "absolute", "strength": 1}, "that is method='smoothout'"),
+        ({"noise": "rademacher"}, "no strength is known"),
+        ({"noise": "bernoulli", "strength": 1}, "needs scale='weight'"),
+        ({"dropout": 2}, "a probability"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        resolve(**settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("epochs = ", "no valid TOML"), ("epoch = 3", "did you mean 'epochs'"), (b"\xff\xfe", "no valid TOML")],
+)
+def test_a_wrong_file_is_named(tmp_path, content, message):
+    file = tmp_path / "run.toml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=rf"run\.toml: .*{message}"):
+        read_toml(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path / "none.toml")
+
+
+def test_differences_name_the_settings():
+    assert differences(resolve(epochs=3), resolve(epochs=3, seed=4)) == ["seed: 0 there, 4 asked for"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "strength"),
+    [
+        ({"method": "smoothout"}, 0.0375),
+        ({"method": "smoothout", "noise": "gaussian"}, 0.025),
+        ({"method": "adasmoothout"}, 0.15),
+        ({"method": "adasmoothout", "noise": "gaussian"}, 0.20),
+        ({"method": "smoothout", "noise": "bernoulli", "scale": "weight"}, 1.0),
+        ({"method": "plain", "strength": 0.1}, 0.0),
+    ],
+)
+def test_strengths_of_the_paper(settings, strength):
+    assert resolve(**settings).strength == strength

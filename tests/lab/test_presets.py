@@ -1,0 +1,69 @@
+import pytest
+
+from smoothout.lab.config import resolve
+from smoothout.lab.presets import PRESETS
+
+
+def switches(**settings):
+    config = resolve(**settings)
+    names = (
+        "draws",
+        "ghost_batch_size",
+        "reset_optimizer_every_epoch",
+        "clip",
+        "perturb_bn",
+        "strength_schedule",
+        "report",
+    )
+    return tuple(getattr(config, name) for name in names)
+
+
+def test_paper_is_algorithm_1():
+    assert switches(preset="paper", dataset="cifar10", batch_size=5000) == (
+        "one",
+        0,
+        False,
+        0,
+        False,
+        "constant",
+        "last",
+    )
+
+
+def test_paper_has_ghost_batches_on_the_networks_of_table_2():
+    config = resolve(
+        preset="paper", dataset="cifar10", model="resnet44", method="adasmoothout", batch_size=2048, epochs=400
+    )
+    assert (config.draws, config.ghost_batch_size, config.lr_scaling) == ("one", 128, "sqrt")
+    assert resolve(preset="paper", model="resnet44", batch_size=128).ghost_batch_size == 0
+
+
+def test_authors_is_the_code_of_2018():
+    expected = ("ghost", 128, True, 5, True, "tanh-falling", "best")
+    assert switches(preset="authors", dataset="cifar10", batch_size=5000) == expected
+    assert switches(preset="authors", model="resnet44", method="adasmoothout")[5] == "constant"
+    assert resolve(preset="authors", model="resnet44", method="adasmoothout").scale_epsilon == 1e-6
+    assert resolve(preset="authors", model="resnet18").weight_decay == 1e-4
+    assert resolve(preset="paper", model="resnet18").weight_decay == 0
+
+
+def test_the_baseline_of_authors_takes_no_noise():
+    config = resolve(preset="authors", dataset="cifar10", method="plain", batch_size=5000)
+    assert (config.strength, config.draws, config.strength_schedule) == (0, "one", "constant")
+    assert (config.ghost_batch_size, config.clip) == (128, 5)
+
+
+def test_ours_reports_the_last_epoch_and_keeps_the_optimizer():
+    assert switches(preset="ours", dataset="mnist", batch_size=6000) == ("one", 0, False, 0, False, "constant", "last")
+
+
+def test_a_flag_wins_over_a_preset():
+    assert resolve(preset="authors", clip=1, draws="one").clip == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_prints_its_assumptions(name):
+    text = str(PRESETS[name])
+    assert text.startswith(f"preset {name}: ")
+    assert all(f"  - {assumption}" in text for assumption in PRESETS[name].assumptions)
+    assert len(PRESETS[name].assumptions) >= 2

@@ -1,0 +1,54 @@
+"""Networks that misbehave, for `--model odd_models:…`."""
+
+import math
+
+import torch
+from torch import nn
+
+
+class _CountsCalls(nn.Module):
+    """A linear network whose training forward passes are numbered, across interruptions too."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...], bad_call: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(input_shape), classes)
+        self.bad_call = bad_call
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        out = self.linear(x.flatten(1))
+        if self.training:
+            self.calls += 1
+            if int(self.calls) == self.bad_call:
+                return self.spoilt(out)
+        return out
+
+    def spoilt(self, out):
+        raise NotImplementedError
+
+
+class _NanLoss(_CountsCalls):
+    def spoilt(self, out):
+        return out * torch.nan
+
+
+class _NanGradient(_CountsCalls):
+    def spoilt(self, out):
+        out.register_hook(lambda gradient: gradient * torch.nan)
+        return out
+
+
+def nan_loss_in_call_9(classes, input_shape):
+    return _NanLoss(classes, input_shape, 9)
+
+
+def nan_loss_in_call_1(classes, input_shape):
+    return _NanLoss(classes, input_shape, 1)
+
+
+def nan_gradient_in_call_8(classes, input_shape):
+    return _NanGradient(classes, input_shape, 8)
+
+
+def with_dropout(classes, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 16), nn.Dropout(0.5), nn.Linear(16, classes))

@@ -1,0 +1,47 @@
+"""Two real processes under torchrun train as one does."""
+
+import sys
+
+import pytest
+import torch
+from command_line import run
+
+from smoothout.lab.config import resolve
+from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.train.start import Options, train
+
+# Without BatchNorm, with short last batches that divide unevenly; and with BatchNorm on ghosts of a rank's size.
+CASES = {
+    "no BatchNorm": {"model": "mlp", "method": "smoothout", "batch_size": 100, "epochs": 3, "hold_out": 400},
+    "ghosts": {"model": "f1", "method": "adasmoothout", "batch_size": 256, "ghost_batch_size": 128, "epochs": 2,
+               "hold_out": 157, "lr": 0.01},
+}  # fmt: skip
+
+
+def flags(settings):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+def test_two_processes_train_to_the_loss_curve_of_one(tmp_path, settings):
+    config = resolve(**settings, shared_noise=True)
+    train(config, tmp_path / "one", Options(device="cpu", quiet=True))
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
+                "--rdzv-endpoint=localhost:0", "-m", "smoothout")  # fmt: skip
+    arguments = ["train", *flags(settings), "--shared-noise", "--device=cpu", "--out", tmp_path / "two"]
+    code, output, error = run(*arguments, launcher=launcher)
+    assert code == 0, error
+    assert output.count("epoch 1/") == 1  # the first process alone speaks
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert two.record.provenance.processes == 2
+    for alone, together in zip(one.metrics, two.metrics, strict=True):
+        assert together.train_loss == pytest.approx(alone.train_loss, rel=1e-5)
+        assert together.train_accuracy == pytest.approx(alone.train_accuracy, abs=0.003)
+        assert together.updates == alone.updates
+    weights = one.weights(), two.weights()
+    for name in weights[0]:
+        if "running" not in name and "num_batches" not in name:  # a rank's statistics move once a step, a loop's twice
+            torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-4, atol=1e-5)
+    (tmp_path / "two" / "result.json").unlink()
+    with pytest.raises(RunError, match="was written by 2 processes, here are 1"):
+        train(config, tmp_path / "two", Options(device="cpu", quiet=True))
