@@ -30,6 +30,10 @@ def epoch(number, accuracy=0.5):
     return EpochMetrics(number, number * 10, 1 / 3, 0.4, 0.1 + 0.2, accuracy, 0.1, 0.0375, number * 10.0, None, 1.5)
 
 
+def begin(folder):
+    folder.begin_session(CONFIG, Provenance.here(torch.device("cpu")))
+
+
 def record():
     here = Provenance.here(torch.device("cpu"))
     return Record(CONFIG, epoch(3), epoch(2, 0.75), 10, 100, 20, "test", 1, 4.5, here)
@@ -37,6 +41,7 @@ def record():
 
 def test_a_record_is_flat_and_comes_back_exactly(tmp_path):
     with open_folder(tmp_path / "run", CONFIG) as folder:
+        begin(folder)
         folder.write_metrics([epoch(1), epoch(2)])
         folder.write_json("result.json", record().to_dict())
     run = load_run(tmp_path / "run")
@@ -67,13 +72,14 @@ def test_provenance_says_where_and_how():
 def test_every_session_is_kept(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         for _ in range(2):
-            folder.add_session(Provenance.here(torch.device("cpu")))
+            begin(folder)
     assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 2
 
 
 def test_tied_and_strided_weights_are_saved(tmp_path):
     tied = torch.arange(6.0).view(2, 3)
     with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
         folder.write_weights("best.safetensors", {"a": tied, "b": tied, "c": tied.t()}, epoch=2)
     weights = load_run(tmp_path).weights("best")
     assert torch.equal(weights["b"], tied)
@@ -93,6 +99,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 def test_there_is_always_a_checkpoint(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
         for content in (b"first", b"second", b"third"):
             folder.write_checkpoint(memoryview(content))
     assert (tmp_path / CHECKPOINT).read_bytes() == b"third"
@@ -101,6 +108,7 @@ def test_there_is_always_a_checkpoint(tmp_path):
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
         folder.write_checkpoint(memoryview(b"whole"))
     (tmp_path / f"{CHECKPOINT}.partial").write_bytes(b"hal")
     with open_folder(tmp_path, CONFIG):
@@ -109,8 +117,8 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path):
 
 
 def test_another_configuration_is_refused_by_its_settings(tmp_path):
-    with open_folder(tmp_path, CONFIG):
-        pass
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(RunError, match="another configuration:\n  epochs: 3 there, 9 asked for\n"):
         with open_folder(tmp_path, resolve(epochs=9)):
@@ -169,6 +177,7 @@ def test_a_second_process_is_kept_out_until_the_first_is_gone(tmp_path):
 def test_finished_runs_are_recognised_without_a_lock(tmp_path):
     assert finished(tmp_path, CONFIG) is None
     with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
         folder.write_json("result.json", record().to_dict())
         assert finished(tmp_path, CONFIG) == record()
         assert finished(tmp_path, resolve(epochs=9)) is None
@@ -176,8 +185,8 @@ def test_finished_runs_are_recognised_without_a_lock(tmp_path):
 
 def test_runs_are_found_below_a_folder(tmp_path):
     for name in ("seed-1", "seed-0"):
-        with open_folder(tmp_path / "many" / name, CONFIG):
-            pass
+        with open_folder(tmp_path / "many" / name, CONFIG) as folder:
+            begin(folder)
     assert [path.name for path in find_runs(tmp_path)] == ["seed-0", "seed-1"]
     with pytest.raises(RunError, match="is no run folder"):
         load_run(tmp_path)

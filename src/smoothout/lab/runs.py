@@ -294,7 +294,10 @@ class RunFolder:
                 # A file system without hard links goes without a previous checkpoint.
         write_atomically(current, content)
 
-    def add_session(self, provenance: Provenance) -> None:
+    def begin_session(self, config: Config, provenance: Provenance) -> None:
+        """From here on the folder belongs to this configuration."""
+        if not (self.path / CONFIG).exists():
+            self.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
         file = self.path / PROVENANCE
         sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"] if file.exists() else []
         self.write_json(PROVENANCE, {"sessions": [*sessions, asdict(provenance)]})
@@ -307,7 +310,7 @@ class NoFolder:
     def write_metrics(self, history: list[EpochMetrics]) -> None: ...
     def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None: ...
     def write_checkpoint(self, content: memoryview) -> None: ...
-    def add_session(self, provenance: Provenance) -> None: ...
+    def begin_session(self, config: Config, provenance: Provenance) -> None: ...
 
 
 _held: set[Path] = set()
@@ -335,10 +338,7 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
                 raise RunError(f"{path}: holds a run of another configuration:{fields_}\nChoose another --out.")
             for leftover in path.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
                 leftover.unlink()
-            folder = RunFolder(path)
-            if there is None:
-                folder.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
-            yield folder
+            yield RunFolder(path)
         finally:
             _held.discard(path)
 

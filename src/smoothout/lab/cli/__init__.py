@@ -9,13 +9,13 @@ import traceback
 import torch
 import typer
 
-from smoothout.lab.cli import data, doctor, train
+from smoothout.lab.cli import data, demo, doctor, report, train
 from smoothout.lab.data import DataError
 from smoothout.lab.runs import RunError
 from smoothout.lab.train.processes import speaks_for_all
 from smoothout.lab.train.stop import Interrupted
 
-COMMANDS = (train, data, doctor)
+COMMANDS = (demo, train, report, data, doctor)
 
 # What a user can cause and mend: said in one message. Anything else is a fault of ours and keeps its traceback.
 EXPECTED = (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError)
@@ -42,7 +42,7 @@ for command in COMMANDS:
 def run() -> int:
     """Run the command line and give the exit code; an error is one message on stderr, from the first process only."""
     try:
-        app()
+        app(prog_name="smoothout")
     except Interrupted as stop:
         _say(str(stop))
         return stop.exit_code

@@ -60,6 +60,7 @@ def train_seeds(
         raise ValueError(f"checkpoint_every={options.checkpoint_every}: at least 1 is needed")
     device = choose_device(options.device)
     processes = join(device)
+    torch.backends.cudnn.benchmark = True  # batches have one size, but for the last of an epoch
     try:
         with StopRequest(options.minutes) as stop:
             return [_one_run(config, folder_of(config), options, device, processes, stop) for config in configs]
@@ -90,7 +91,7 @@ def _one_run(
         )
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size)
-        folder.add_session(provenance)
+        folder.begin_session(config, provenance)  # not before all that the user named was found
         stack.enter_context(progress)
         if found:
             _go_on(trainer, found, progress, out)

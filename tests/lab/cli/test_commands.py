@@ -1,0 +1,177 @@
+"""The commands: flags, files, messages, exit codes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from smoothout.lab.cli import run
+from smoothout.lab.config import Config, resolve
+from smoothout.lab.runs import load_run
+
+QUICK = ["--model", "mlp", "--epochs", "1", "--batch-size", "400", "--device", "cpu"]
+
+
+@pytest.fixture
+def smoothout(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["smoothout", *map(str, arguments)])
+        try:
+            code = run()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    return call
+
+
+def test_train_says_what_it_does_and_leaves_a_run(smoothout, tmp_path):
+    out = tmp_path / "run"
+    shape = [
+        "--dataset",
+        "digits",
+        "--method",
+        "smoothout",
+        "--strength",
+        "0.02",
+        "--ghost-batch-size",
+        "100",
+        "--seed",
+        "3",
+    ]
+    code, said, error = smoothout("train", *QUICK, *shape, "--out", out)
+    assert (code, error) == (0, "")
+    assert "mlp on digits: smoothout, strength 0.02 (constant), one draw a step, batch 400 in ghosts of 100" in said
+    assert "preset ours: " in said
+    assert "epoch 1/1  loss " in said
+    config = load_run(out).config
+    assert (config.strength, config.ghost_batch_size, config.seed, config.epochs) == (0.02, 100, 3, 1)
+    code, said, _ = smoothout("train", *QUICK, *shape, "--out", out)
+    assert code == 0
+    assert "is done" in said
+
+
+def test_several_seeds(smoothout, tmp_path):
+    code, _, _ = smoothout("train", *QUICK, "--seed", 4, "--seeds", 2, "--out", tmp_path, "--quiet")
+    assert code == 0
+    assert {load_run(tmp_path / name).record.config.seed for name in ("seed-4", "seed-5")} == {4, 5}
+
+
+def test_flags_win_over_the_file(smoothout, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "mlp"\nepochs = 7\nmilestones = [2, 5]\ndenoise = false\n')
+    code, said, _ = smoothout("train", "--config", file, "--epochs", 9, "--denoise", "--dry-run")
+    assert code == 0
+    settings = json.loads(said[: said.index("}") + 1])
+    assert settings.pop("hash") == resolve(model="mlp", epochs=9, milestones=(2, 5), denoise=True).hash
+    assert (settings["epochs"], settings["milestones"], settings["denoise"]) == (9, [2, 5], True)
+    assert "preset ours: " in said
+
+
+def test_every_setting_has_a_flag(smoothout):
+    code, said, _ = smoothout("train", "--help")
+    assert code == 0
+    for setting in fields(Config):
+        assert f"--{setting.name.replace('_', '-')}" in said
+
+
+@pytest.mark.parametrize("command", [["train"], ["data"], ["doctor"]])
+def test_help_has_worked_examples(smoothout, command):
+    code, said, _ = smoothout(*command, "--help")
+    assert code == 0
+    assert said.count(f"smoothout {command[0]}") >= 3  # the usage line and two examples
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "--bach-size", "3"], 2, "--batch-size"),
+        (["train", "--epochs", "x"], 2, "--epochs"),
+        (["train", "--method", "smothout"], 1, "error: method='smothout' is not known: did you mean 'smoothout'?"),
+        (["train", "--dataset", "cifra10"], 1, "error: cifra10: no such dataset"),
+        (["train", "--model", "mpl"], 1, "error: model='mpl': choose one of mlp"),
+        (["train", "--config", "none.toml"], 1, "error: none.toml: cannot be read"),
+        (["data", "verify", "mnist", "--data-root", "nowhere"], 1, "error: mnist: not found. Looked in"),
+        (["data", "fetch", "digits"], 1, "error: digits: embedded"),
+        (["trian"], 2, "No such command"),
+    ],
+)
+def test_an_error_is_one_clear_message(smoothout, monkeypatch, tmp_path, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
+    found, _, error = smoothout(*arguments)
+    assert found == code
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.rglob("config.json"))  # a wrong command claims no folder
+
+
+def test_a_folder_of_another_configuration(smoothout, tmp_path):
+    smoothout("train", *QUICK, "--out", tmp_path / "run", "--quiet")
+    code, _, error = smoothout("train", *QUICK, "--lr", "0.3", "--out", tmp_path / "run", "--quiet")
+    assert code == 1
+    assert "another configuration:\n  lr: 0.1 there, 0.3 asked for\nChoose another --out." in error
+
+
+def test_a_spent_time_budget_has_its_own_exit_code(smoothout, tmp_path):
+    code, _, error = smoothout("train", *QUICK, "--out", tmp_path / "run", "--quiet", "--minutes", "0")
+    assert code == 75
+    assert (
+        error == "stopped in epoch 1, after step 1 (the time budget is spent). The same command goes on from there.\n"
+    )
+
+
+def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
+    for arguments in (["data"], ["data", "list"]):
+        code, said, _ = smoothout(*arguments)
+        assert code == 0
+        assert "digits      embedded" in said
+        assert "mnist       not here: smoothout data fetch mnist" in said
+        assert str(tmp_path) in said
+
+
+def test_data_verifies(smoothout):
+    code, said, _ = smoothout("data", "verify", "digits")
+    assert code == 0
+    assert "digits: 1437 training and 360 test images read without fault" in said
+
+
+def test_doctor_reports_and_finds_faults(smoothout, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
+    code, said, _ = smoothout("doctor", "--out", tmp_path)
+    assert (code, said.strip().splitlines()[-1]) == (0, "problems: none")
+    for part in ("torch ", "cpu: ", "data: digits here", "disk: "):
+        assert part in said
+    (tmp_path / "mnist").write_text("no folder")
+    code, said, _ = smoothout("doctor", "--data-root", tmp_path)
+    assert code == 1
+    assert f"{tmp_path / 'mnist'}: is no folder" in said
+
+
+def test_without_the_extra_one_sentence_says_so():
+    program = "import sys; sys.modules['typer'] = None; from smoothout.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the commands need 'typer', which is not installed: pip install 'smoothout[lab]'\n"
+
+
+def test_tensorboard_is_an_extra(smoothout, tmp_path):
+    code, _, error = smoothout("train", *QUICK, "--out", tmp_path / "run", "--quiet", "--tensorboard")
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        assert code == 1
+        assert "pip install 'smoothout[tensorboard]'" in error
+    else:
+        assert code == 0
+        assert list((tmp_path / "run" / "tensorboard").glob("events*"))
