@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from smoothout.lab.demo import run_demo
-from smoothout.lab.report.page import Table as Results
+from smoothout.lab.report.page import Section
 
 HELP = """Train on the embedded digits, with and without SmoothOut, and write a page that teaches what flatness is.
 
@@ -34,6 +35,8 @@ def _demo(
     seeds: Annotated[int, typer.Option(min=2, help="runs of each kind")] = 5,
 ) -> None:
     console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a file has no edge to wrap at
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
@@ -43,15 +46,22 @@ def _demo(
             if not console.is_terminal:
                 print(f"{done}/{total} {what}", flush=True)
 
-        page, table, sentences = run_demo(out, seeds, say)
-    console.print(_for_terminal(table))
-    for sentence in sentences:
-        print(sentence)
-    print(page)  # alone and unwrapped: others read it
+        demo = run_demo(out, seeds, say)
+    for section in demo.tables:
+        console.print(f"\n[bold]{section.heading}[/]", *section.paragraphs, "", sep="\n", highlight=False)
+        console.print(_for_terminal(section))
+    print(demo.page)  # alone and unwrapped: others read it
 
 
-def _for_terminal(table: Results) -> Table:
-    shown = Table(*table.header, box=None, padding=(0, 1))
+def _for_terminal(section: Section) -> Table:
+    """Without the columns that only the page has room for."""
+    table = section.table
+    assert table is not None
+    kept = [i for i, name in enumerate(table.header) if name not in ("best epoch*", "gradient evaluations", "seconds")]
+    styles = {"good": "bold green", "bad": "bold red", "faint": "dim", "": ""}
+    shown = Table(box=None, padding=(0, 1))
+    for i in kept:
+        shown.add_column(table.header[i], justify="left" if i == 0 else "right")
     for row in table.rows:
-        shown.add_row(*row.cells, end_section=False)
+        shown.add_row(*(Text(row.cells[i].text, styles[row.cells[i].tone]) for i in kept))
     return shown

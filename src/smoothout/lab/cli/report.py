@@ -11,7 +11,7 @@ import typer
 
 from smoothout.lab.report.groups import group_runs
 from smoothout.lab.report.page import Page
-from smoothout.lab.report.sections import figures_section, provenance, results_section
+from smoothout.lab.report.sections import all_sections, provenance
 from smoothout.lab.runs import RunError, find_runs, load_run, write_atomically
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
@@ -41,18 +41,22 @@ def _report(
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
     for run in found:
         if run.record is None:
-            print(f"left out: {run.path} is not finished ({len(run.metrics)} of {run.config.epochs} epochs)", file=sys.stderr)
+            print(
+                f"left out: {run.path} is not finished ({len(run.metrics)} of {run.config.epochs} epochs)",
+                file=sys.stderr,
+            )
     groups = group_runs(found)
     if not groups:
         raise RunError("none of these runs is finished: run their commands again, and they go on")
-    results = results_section(groups)
+    sections = all_sections(groups)
     if markdown:
-        assert results.table is not None
-        print(results.table.to_markdown())
+        for section in sections:
+            if section.table is not None:
+                print(f"## {section.heading}", *section.paragraphs, section.table.to_markdown(), sep="\n\n", end="\n\n")
         return
     records = [record for group in groups for record in group.records]
     lead = f"{len(records)} finished runs of {len(groups)} configurations."
     foot = provenance(records, shlex.join(["smoothout", *sys.argv[1:]]))
-    page = Page(title, lead, (results, figures_section(groups)), foot)
+    page = Page(title, lead, sections, foot)
     write_atomically(out.resolve(), page.to_html().encode())
     print(out.resolve())

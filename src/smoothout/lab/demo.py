@@ -1,0 +1,107 @@
+"""The demo: small and large batch, with and without SmoothOut, on the embedded digits; then how flat each minimum is.
+
+Every setting below was chosen on 300 training images held out (`--hold-out 300`), by their loss; see docs/log.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from smoothout import measure
+from smoothout.lab import measurements
+from smoothout.lab.config import Config, resolve
+from smoothout.lab.report.groups import group_runs
+from smoothout.lab.report.page import Page, Section
+from smoothout.lab.report.sections import SENSITIVITY, all_sections, provenance
+from smoothout.lab.runs import load_run, write_atomically
+from smoothout.lab.train.start import Options, train
+from smoothout.lab.trained import accuracy, load_trained, mean_loss
+
+SMALL, LARGE = 16, 718  # of 1,437 training images
+SETTINGS = {
+    SMALL: {"epochs": 40, "lr": 0.05},
+    LARGE: {"epochs": 120, "lr": 0.1},  # training longer
+}
+STRENGTHS = {
+    SMALL: {"plain": None, "smoothout": 0.0375, "adasmoothout": 0.15},
+    LARGE: {"plain": None, "smoothout": 0.1, "adasmoothout": 0.3},
+}
+NOISE_GRID = (0.0, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15)
+DRAWS = 10
+
+LEAD = (
+    "A small network learns to read 8 × 8 digits, with small and with large batches, by plain SGD, by SmoothOut and by "
+    "AdaSmoothOut. Then every network's weights are shaken, to see how flat the minimum is that it found."
+)
+
+
+def configurations(seeds: int) -> list[Config]:
+    """All runs of the demo."""
+    return [
+        resolve(
+            dataset="digits",
+            model="mlp",
+            method=method,
+            strength=strength,
+            batch_size=batch_size,
+            seed=seed,
+            **settings,
+        )
+        for batch_size, settings in SETTINGS.items()
+        for method, strength in STRENGTHS[batch_size].items()
+        for seed in range(seeds)
+    ]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The page, and its sections that hold tables."""
+
+    page: Path
+    tables: tuple[Section, ...]
+
+
+def run_demo(out: Path, seeds: int, say: Callable[[int, int, str], None]) -> Demo:
+    """Train, measure, write the page.
+
+    Args:
+        say: told (runs done, runs in all, what comes next).
+    """
+    started = time.monotonic()
+    torch.set_num_threads(1)  # the network is too small for more
+    configs = configurations(seeds)
+    folders = []
+    for done, config in enumerate(configs):
+        say(done, len(configs), f"{config.method}, batch {config.batch_size}, seed {config.seed}")
+        folder = out / f"batch-{config.batch_size}" / config.method / f"seed-{config.seed}"
+        train(config, folder, Options(device="cpu", checkpoint_every=1000, quiet=True))
+        _measure(folder)
+        folders.append(folder)
+    say(len(configs), len(configs), "writing the page")
+    return _write_page(out, folders, time.monotonic() - started)
+
+
+def _measure(folder: Path) -> None:
+    if SENSITIVITY in measurements.load_all(folder):
+        return
+    trained = load_trained(folder, device="cpu")
+    curve = measure.sensitivity(
+        trained.model, mean_loss, trained.train, NOISE_GRID, draws=DRAWS, accuracy_fn=accuracy, seed=0
+    )
+    measurements.save(folder, measurements.Measurement(SENSITIVITY, curve, {"split": "train", "weights": "last"}))
+
+
+def _write_page(out: Path, folders: list[Path], seconds: float) -> Demo:
+    groups = group_runs(load_run(folder) for folder in folders)
+    sections = all_sections(groups)
+    records = [record for group in groups for record in group.records]
+    foot = (*provenance(records, "smoothout demo"), ("Time", f"{seconds:.0f} s for all of it"))
+    page = Page("What flatness is, and what SmoothOut does", LEAD, sections, foot, lesson=True)
+    path = (out / "index.html").resolve()
+    write_atomically(path, page.to_html().encode())
+    return Demo(path, tuple(section for section in sections if section.table is not None))

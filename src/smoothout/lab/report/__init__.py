@@ -1,0 +1,1 @@
+"""Tables and pages from records alone: no training, no GPU."""

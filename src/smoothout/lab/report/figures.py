@@ -1,0 +1,90 @@
+"""Plots of training, as SVG text for a page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib.figure import Figure as Canvas
+
+from smoothout.lab.report.groups import Group
+from smoothout.lab.runs import EpochMetrics
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; one a method everywhere.
+COLOURS = {"plain": "#5b6577", "smoothout": "#0072b2", "adasmoothout": "#d55e00", "sam": "#009e73", "swa": "#cc79a7"}
+STYLE = {
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e9ef",
+    "axes.edgecolor": "#aab2bf",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) -> str:
+    """Draw on one pair of axes and return the picture as text."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{id(draw)}"}):
+        canvas = Canvas(figsize=size, layout="constrained")
+        draw(canvas.add_subplot())
+        stream = io.StringIO()
+        canvas.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]
+
+
+def label_of(group: Group) -> str:
+    return f"{group.method_name}, batch {group.config.batch_size}"
+
+
+def line_style(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
+    """A colour a method; the larger batch is drawn solid, the smaller one dashed."""
+    largest = max(g.config.batch_size for g in groups)
+    return {
+        "color": COLOURS.get(group.config.method, "#000000"),
+        "linestyle": "-" if group.config.batch_size == largest else "--",
+    }
+
+
+def training_curves(groups: Sequence[Group], value: Callable[[EpochMetrics], float], name: str, log: bool) -> str:
+    """Mean over seeds of a figure of every epoch, against the part of training that is done."""
+
+    def draw(axes: Any) -> None:
+        for group in groups:
+            epochs = range(min(len(run.metrics) for run in group.runs))
+            means = [sum(value(run.metrics[e]) for run in group.runs) / len(group.runs) for e in epochs]
+            done = [(e + 1) / len(epochs) for e in epochs]
+            axes.plot(done, means, label=label_of(group), **line_style(group, groups))
+        axes.set(xlabel="part of training done", ylabel=name)
+        if log:
+            axes.set_yscale("log")
+        axes.legend(fontsize=9)
+
+    return to_svg(draw)
+
+
+def sensitivity_curves(groups: Sequence[Group], curves: Sequence[Sequence[Any]], name: str) -> str:
+    """C̄(w; a) against a: the mean over runs, with a band of one standard deviation over them."""
+
+    def draw(axes: Any) -> None:
+        for group, members in zip(groups, curves, strict=True):
+            strengths = members[0].strengths
+            columns = list(zip(*(curve.losses for curve in members), strict=True))
+            means = [sum(c) / len(c) for c in columns]
+            sds = [(sum((v - m) ** 2 for v in c) / max(1, len(c) - 1)) ** 0.5 for c, m in zip(columns, means)]
+            style = line_style(group, groups)
+            axes.plot(strengths, means, label=label_of(group), **style)
+            low, high = [m - s for m, s in zip(means, sds)], [m + s for m, s in zip(means, sds)]
+            axes.fill_between(strengths, low, high, color=style["color"], alpha=0.13, linewidth=0)
+        axes.set(xlabel=name, ylabel="training loss under noise, C̄(w; a)", ylim=(0, None))
+        axes.legend(fontsize=9)
+
+    return to_svg(draw)

@@ -1,0 +1,131 @@
+"""Runs that differ in nothing but their seed belong together: their mean and spread, and how two groups differ."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from scipy import stats
+
+from smoothout.lab.config import Config
+from smoothout.lab.runs import Record, Run
+
+
+@dataclass(frozen=True)
+class Sample:
+    """n values: their mean and standard deviation (None for a single one)."""
+
+    values: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.values) / self.n
+
+    @property
+    def sd(self) -> float | None:
+        if self.n < 2:
+            return None
+        return math.sqrt(math.fsum((v - self.mean) ** 2 for v in self.values) / (self.n - 1))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished runs of one configuration, seed apart, in the order of their seeds."""
+
+    config: Config  # with seed 0
+    runs: tuple[Run, ...]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(run.record for run in self.runs if run.record is not None)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(record.config.seed for record in self.records)
+
+    def sample(self, value: Callable[[Record], float]) -> Sample:
+        """A figure of every record."""
+        return Sample(tuple(value(record) for record in self.records))
+
+    @property
+    def method_name(self) -> str:
+        names = {"plain": "Baseline", "smoothout": "SmoothOut", "adasmoothout": "AdaSmoothOut"}
+        return names.get(self.config.method, self.config.method)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Finished runs by configuration: small batch first, the baseline before the methods."""
+    by_config: dict[Config, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.record is not None:
+            by_config[replace(run.config, seed=0)].append(run)
+    groups = [
+        Group(config, tuple(sorted(members, key=lambda run: run.config.seed))) for config, members in by_config.items()
+    ]
+    order = {"plain": 0, "smoothout": 1, "adasmoothout": 2}
+    return sorted(
+        groups,
+        key=lambda g: (
+            g.config.dataset,
+            g.config.model,
+            g.config.preset,
+            g.config.batch_size,
+            order.get(g.config.method, 3),
+            g.config.method,
+            g.config.hash,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of b − a with a 95 % interval; pairs of equal seeds are compared with each other where all seeds match."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    paired: bool
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a difference may be claimed: at least three runs a side, and zero outside the interval."""
+        return self.n >= 3 and not self.low <= 0.0 <= self.high
+
+
+def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Difference | None:
+    """b − a, by Student's t: of the pairs, or after Welch. None with fewer than two values a side."""
+    if min(len(a), len(b)) < 2:
+        return None
+    if paired:
+        d = Sample(tuple(y - x for x, y in zip(a, b, strict=True)))
+        mean, error, freedom = d.mean, (d.sd or 0.0) / math.sqrt(d.n), d.n - 1
+    else:
+        x, y = Sample(tuple(a)), Sample(tuple(b))
+        vx, vy = (x.sd or 0.0) ** 2 / x.n, (y.sd or 0.0) ** 2 / y.n
+        mean, error = y.mean - x.mean, math.sqrt(vx + vy)
+        freedom = (vx + vy) ** 2 / (vx**2 / (x.n - 1) + vy**2 / (y.n - 1)) if vx + vy else x.n + y.n - 2
+    half = float(stats.t.ppf(0.975, freedom)) * error
+    return Difference(mean, mean - half, mean + half, min(len(a), len(b)), paired)
+
+
+def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference | None:
+    """How a figure of group b differs from that of group a."""
+    return difference(a.sample(value).values, b.sample(value).values, paired=a.seeds == b.seeds)
+
+
+def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
+    """The plain runs of the same data, network, batch size and preset."""
+    same = ("dataset", "model", "batch_size", "preset", "hold_out", "epochs")
+    for other in groups:
+        if other.config.method == "plain" and all(
+            getattr(other.config, name) == getattr(group.config, name) for name in same
+        ):
+            return other
+    return None

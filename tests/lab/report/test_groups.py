@@ -1,0 +1,30 @@
+"""Means, spreads and intervals against scipy and by hand."""
+
+import pytest
+from scipy import stats
+
+from smoothout.lab.report.groups import Difference, Sample, difference
+
+
+def test_samples():
+    assert Sample((1.0, 2.0, 6.0)).mean == 3.0
+    assert Sample((1.0, 2.0, 6.0)).sd == pytest.approx(7**0.5)
+    assert Sample((1.0,)).sd is None
+
+
+def test_intervals_are_students():
+    a, b = [1.0, 2.0, 3.5, 2.2], [2.0, 2.5, 5.0, 3.0]
+    paired = difference(a, b, paired=True)
+    expected = stats.ttest_rel(b, a).confidence_interval(0.95)
+    assert (paired.low, paired.high) == pytest.approx((expected.low, expected.high))
+    welch = difference(a, b[:3], paired=False)
+    expected = stats.ttest_ind(b[:3], a, equal_var=False).confidence_interval(0.95)
+    assert (welch.low, welch.high) == pytest.approx((expected.low, expected.high))
+    assert difference([1.0], [2.0], paired=True) is None
+
+
+def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():
+    assert Difference(1.0, 0.1, 1.9, 3, True).is_shown
+    assert not Difference(1.0, -0.1, 2.1, 5, True).is_shown
+    assert not Difference(1.0, 0.9, 1.1, 2, True).is_shown
+    assert Difference(-1.0, -1.9, -0.1, 3, False).is_shown
