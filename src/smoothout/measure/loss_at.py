@@ -1,0 +1,300 @@
+"""The loss (and its gradient) at given parameters over given batches: what all measurements are made of.
+
+`LossAt` is a function of one flat float64 vector. `FunctionLossAt` is an explicit one, so that every measurement can be
+checked against a closed form; `model_loss_at` makes one of a model, a loss function and batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from smoothout.measure.untouched import RandomState, untouched
+from smoothout.select import Predicate, Selected, everything, select_parameters
+from smoothout.smooth import check_model
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+AccuracyFunction = Callable[[nn.Module, Any], Any]
+
+
+class LossAt(Protocol):
+    """A loss as a function of one flat vector in float64.
+
+    `start` is the point that is measured. Vectors live on its device.
+    """
+
+    start: Tensor
+
+    def loss(self, w: Tensor) -> float: ...
+
+    def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]: ...
+
+    def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor: ...
+
+
+class FunctionLossAt:
+    """An explicit function of a float64 vector.
+
+    Example:
+        >>> bowl = FunctionLossAt(lambda w: 0.5 * (w**2).sum(), torch.zeros(10))
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], start: Tensor) -> None:
+        self.function, self.start = function, start.detach().to(torch.float64)
+
+    def loss(self, w: Tensor) -> float:
+        with torch.no_grad():
+            return float(_scalar(self.function(w)).detach())
+
+    def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            loss = _scalar(self.function(w))
+            (gradient,) = _gradients(loss, [w])
+        return float(loss.detach()), gradient
+
+    def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            (product,) = _second_derivatives(_scalar(self.function(w)), [w], [v])
+        return product
+
+
+class ModelLossAt:
+    """The mean loss of a model over batches, as a function of its selected parameters. Made by `model_loss_at`.
+
+    The vector is float64 and rounded once to each parameter's own dtype; the model computes in its own precision;
+    batches and their gradients are averaged in float64. Every evaluation starts from the same random state: dropout
+    masks and shuffled loaders are the same each time, so that this is a function and not a random variable.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        batches: Iterable[Any],
+        selected: list[Selected],
+        random_state: RandomState,
+        accuracy_fn: AccuracyFunction | None,
+    ) -> None:
+        self.model, self.loss_fn, self.batches = model, loss_fn, batches
+        self.selected, self.accuracy_fn = selected, accuracy_fn
+        self._random_state = random_state
+        self._parameters = [s.parameter for s in selected]
+        self._passes = 0
+        self.start = self.flat(self._parameters)
+
+    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One float64 vector out of tensors that are shaped like the selected parameters."""
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        parts = [t.detach().reshape(-1).to(device, torch.float64) for t in tensors]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    @torch.no_grad()
+    def write(self, w: Tensor) -> None:
+        """Put a vector into the parameters."""
+        for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
+            parameter.copy_(values.view(parameter.shape))
+        torch.clear_autocast_cache()
+
+    @torch.no_grad()
+    def loss(self, w: Tensor) -> float:
+        self.write(w)
+        return self.mean_loss()
+
+    @torch.no_grad()
+    def mean_loss(self) -> float:
+        """The mean loss at the parameters as they are."""
+        mean = _Mean()
+        for batch in self.each_batch():
+            mean.add(_scalar(self.loss_fn(self.model, batch)), weight_of(batch))
+        return mean.value()
+
+    @torch.no_grad()
+    def loss_and_accuracy(self, w_of_batch: Callable[[int], Tensor] | None = None) -> tuple[float, float | None]:
+        """Mean loss and accuracy at the parameters as they are, or at `w_of_batch(i)` for the i-th batch."""
+        loss, accuracy = _Mean(), _Mean()
+        for i, batch in enumerate(self.each_batch()):
+            if w_of_batch is not None:
+                self.write(w_of_batch(i))
+            loss.add(_scalar(self.loss_fn(self.model, batch)), weight_of(batch))
+            right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
+            if right is not None:
+                accuracy.add(torch.as_tensor(right), weight_of(batch))
+        return loss.value(), accuracy.value() if accuracy.weight else None
+
+    def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
+        self.write(w)
+        loss, gradient = _Mean(), _Mean()
+        with torch.enable_grad():
+            for batch in self.each_batch():
+                batch_loss = _scalar(self.loss_fn(self.model, batch))
+                gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
+                loss.add(batch_loss.detach(), weight_of(batch))
+        return loss.value(), gradient.tensor()
+
+    def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
+        self.write(w)
+        direction = [
+            values.view(p.shape).to(p.device, p.dtype)
+            for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
+        ]
+        product = _Mean()
+        # The fused attention kernels have no second derivative.
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            for batch in self.each_batch():
+                batch_loss = _scalar(self.loss_fn(self.model, batch))
+                product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
+        return product.tensor()
+
+    def base_loss(self) -> float:
+        """The loss at the start, which must be a finite number."""
+        self.write(self.start)
+        value = self.mean_loss()
+        if not math.isfinite(value):
+            raise ValueError(f"the loss at the start is {value}: {self._first_bad_batch()}")
+        return value
+
+    @torch.no_grad()
+    def _first_bad_batch(self) -> str:
+        for i, batch in enumerate(self.each_batch()):
+            if not math.isfinite(loss := float(self.loss_fn(self.model, batch))):
+                return f"batch {i} gives {loss}; flatness is measured at a point where the loss is finite"
+        return "though every batch alone gives a finite one"
+
+    def each_batch(self) -> Iterator[Any]:
+        """One pass over the batches, from the same random state each time."""
+        self._random_state.put_back()
+        count = 0
+        for count, batch in enumerate(self.batches, start=1):  # noqa: B007
+            yield batch
+        self._passes += 1
+        if not count:
+            raise ValueError(
+                "batches is empty: nothing to measure the loss on"
+                if self._passes == 1
+                else f"batches gave nothing in pass {self._passes}: they are exhausted. Several passes are needed: "
+                "give a list or a DataLoader, which start anew each time"
+            )
+
+
+@contextmanager
+def model_loss_at(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Iterable[Any],
+    *,
+    select: Predicate | None = None,
+    train_mode: bool = False,
+    accuracy_fn: AccuracyFunction | None = None,
+    needs_parameters: bool = True,
+) -> Iterator[ModelLossAt]:
+    """The loss of a model as a function of its parameters; at the exit the model is as it was in every respect.
+
+    Args:
+        model: any module. Parameters, buffers, `.grad`s, modes and all generators are put back on every way out.
+        loss_fn: `loss_fn(model, batch)`, the mean loss of the batch as a scalar tensor.
+        batches: a list or a loader, gone through once for each evaluation. A batch weighs as much as its first tensor
+            is long, 1 if it has none. A list of batches on the model's device is fastest.
+        select: predicate (name, parameter, module) → bool; by default every trainable floating-point parameter.
+        train_mode: evaluate in training mode (BatchNorm by batch statistics, dropout with the same masks each time).
+        accuracy_fn: `accuracy_fn(model, batch)`, the fraction right or None.
+        needs_parameters: whether a model with nothing selected is an error.
+    """
+    check_model(model)
+    check_batches(batches)
+    for name, function in (("loss_fn", loss_fn), ("accuracy_fn", accuracy_fn)):
+        if not callable(function) and not (name == "accuracy_fn" and function is None):
+            raise TypeError(f"{name}={function!r} is not callable: give a function of (model, batch)")
+    selected = select_parameters(model, everything if select is None else select)
+    if not selected and needs_parameters:
+        raise ValueError(
+            f"nothing to measure in {type(model).__name__}: no trainable floating-point parameter is selected"
+        )
+    if any(hasattr(s.parameter, "_local_tensor") for s in selected):
+        raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
+    with torch.inference_mode(False), untouched(model, batches) as random_state:
+        model.train(train_mode)
+        yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
+
+
+def check_batches(batches: Any) -> None:
+    """Something to go through several times."""
+    if isinstance(batches, Iterator):
+        raise ValueError(
+            f"batches is a {type(batches).__name__}, an iterator: it is exhausted after one pass, if not already. "
+            "Several passes are needed: give a list or a DataLoader, which start anew each time"
+        )
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise TypeError(f"batches is a {type(batches).__name__}: give a list of batches or a DataLoader")
+    if hasattr(batches, "__len__") and len(batches) == 0:
+        raise ValueError("batches is empty: nothing to measure the loss on")
+
+
+def weight_of(batch: Any) -> int:
+    """The length of the batch's first tensor, 1 if it has none."""
+    first = next(_tensors(batch), None)
+    return len(first) if first is not None and first.ndim else 1
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _tensors(value)
+
+
+class _Mean:
+    """A weighted mean in float64 that stays on the device. The mean of one batch is that batch's value, bit for bit."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._only: Tensor | None = None
+        self.weight = 0
+
+    def add(self, value: Tensor, weight: int) -> None:
+        value = value.detach().to(torch.float64)
+        self._only = value if self._total is None else None
+        self._total = (
+            value * weight if self._total is None else self._total.add_(value.to(self._total.device), alpha=weight)
+        )
+        self.weight += weight
+
+    def tensor(self) -> Tensor:
+        assert self._total is not None
+        return self._total / self.weight if self._only is None else self._only
+
+    def value(self) -> float:
+        return float(self.tensor())
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
+    return loss.reshape(())
+
+
+def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
+    """∂loss/∂inputs without touching `.grad`; zero for what the loss does not depend on."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(p) for p in inputs]
+    gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, inputs)]
+
+
+def _second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:
+    """H·v by differentiating ∇loss·v."""
+    gradients = _gradients(loss, inputs, create_graph=True)
+    along = [(g * v).sum() for g, v in zip(gradients, direction)]
+    return _gradients(torch.stack([a.to(along[0]) for a in along]).sum(), inputs)

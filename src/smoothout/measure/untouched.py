@@ -1,0 +1,88 @@
+"""A measurement may write to weights, statistics and generators: afterwards everything is as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The state of every generator that a forward pass or a data loader may use."""
+
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    cuda: list[Tensor]
+    own: list[tuple[torch.Generator, Tensor]]  # generators of the data loader
+
+    @classmethod
+    def now(cls, batches: Any = ()) -> RandomState:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        own = [(generator, generator.get_state()) for generator in _generators_of(batches)]
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, own)
+
+    def put_back(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        for generator, state in self.own:
+            generator.set_state(state)
+
+
+def _generators_of(batches: Any) -> list[torch.Generator]:
+    """Generators that a DataLoader and its samplers own: going through the loader advances them."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    holders = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
+    return list(found.values())
+
+
+@contextmanager
+def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
+    """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
+
+    Version counters of the weights, too: a graph that was recorded before still runs backward, and rightly so, for the
+    values are the same. Yields the random state, so that every evaluation inside can start from the same one.
+    """
+    random_state = RandomState.now(batches)
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters]
+    modes = {module: module.training for module in model.modules()}
+    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots)]
+    copies = [t.detach().clone() for t in tensors]
+
+    def put_back() -> None:
+        for module, name, buffer in slots:
+            module._buffers[name] = buffer
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor, copy in zip(tensors, copies):
+                tensor.copy_(copy)
+        torch.clear_autocast_cache()
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        for module, mode in modes.items():
+            module.training = mode
+        random_state.put_back()
+
+    with torch.autograd._unsafe_preserve_version_counter(tuple(t for t in tensors if not t.is_inference())):
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            yield random_state
+        finally:
+            try:
+                put_back()
+            except BaseException:  # an interrupt half-way: to do it again is harmless, to stop there is not
+                put_back()
+                raise

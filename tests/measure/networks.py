@@ -1,0 +1,63 @@
+"""Small networks, losses and batches that the measurements' tests share."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Function(nn.Module):
+    """A function of one parameter vector as a model: closed forms without a network."""
+
+    def __init__(self, function, start, dtype=torch.float64):
+        super().__init__()
+        self.function, self.w = function, nn.Parameter(torch.as_tensor(start, dtype=dtype).clone())
+
+    def forward(self):
+        return self.function(self.w)
+
+
+def value_of(model, batch):
+    """The loss function of a `Function`."""
+    return model()
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def accuracy(model, batch):
+    return (model(batch[0]).argmax(1) == batch[1]).double().mean()
+
+
+def batches(count=3, size=8, features=6, classes=4, seed=5):
+    """Batches of different lengths, the last one short."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = [size] * (count - 1) + [size - 3]
+    return [(torch.randn(n, features, generator=g), torch.randint(classes, (n,), generator=g)) for n in sizes]
+
+
+def mlp(features=6, width=8, classes=4, seed=3, dropout=0.0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(features, width),
+        nn.BatchNorm1d(width),
+        nn.Tanh(),
+        nn.Dropout(dropout),
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, classes),
+    )
+    for x, _ in batches():  # statistics that are not the initial ones
+        model(x)
+    return model
+
+
+def trained(model, data, steps=60, lr=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        cross_entropy(model, data[step % len(data)]).backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return model

@@ -1,0 +1,265 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from smoothout import SmoothOut, measure
+from smoothout.measure.loss_at import FunctionLossAt, model_loss_at, weight_of
+
+
+def everything_about(model, loader=None):
+    """All that a measurement must leave as it was, down to the bits, the objects and the version counters."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return (
+        [
+            (id(t), t.data_ptr(), t._version, t.detach().clone().view(torch.uint8).tolist() if t.ndim else t.item())
+            for t in tensors
+        ],
+        [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in model.parameters()],
+        [m.training for m in model.modules()],
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        None if loader is None else loader.generator.get_state().tolist(),
+    )
+
+
+def in_use():
+    """A model in the midst of training: gradients, mixed modes, dropout, and a shuffling loader."""
+    model = mlp(dropout=0.5)
+    model[1].eval()
+    data = batches()
+    cross_entropy(model, data[0]).backward()
+    whole = TensorDataset(torch.cat([x for x, _ in data]), torch.cat([y for _, y in data]))
+    return model, DataLoader(whole, batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+
+OTHER_STATE = mlp(seed=9).state_dict()
+MEASUREMENTS = {
+    "sharpness": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, **k),
+    "sharpness by ascent": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, method="ascent", **k),
+    "sharpness in a subspace": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, subspace=40, **k),
+    "sensitivity": lambda m, f, b, **k: measure.sensitivity(m, f, b, [0.0, 0.1], draws=2, **k),
+    "fresh noise": lambda m, f, b, **k: measure.sensitivity(
+        m, f, b, [0.1], scale="filter", fresh_noise_per_batch=True, **k
+    ),
+    "interpolate": lambda m, f, b, **k: measure.interpolate(m, m.state_dict(), OTHER_STATE, f, b, [-1, 0.5, 2], **k),
+    "recomputed": lambda m, f, b, **k: measure.interpolate(
+        m, m.state_dict(), OTHER_STATE, f, b, [0.5], batchnorm="recompute", **k
+    ),
+    "landscape": lambda m, f, b, **k: measure.landscape(m, f, b, steps=3, directions=2, **k),
+    "landscape in 2-D": lambda m, f, b, **k: measure.landscape(m, f, b, dims=2, steps=3, **k),
+    "curvature": lambda m, f, b, **k: measure.curvature(m, f, b, top=2, probes=2, max_iterations=5, **k),
+    "suggest_strength": lambda m, f, b, **k: measure.suggest_strength(m, f, b, strengths=[0.1, 0.2], **k),
+}
+
+
+@pytest.mark.parametrize("train_mode", [False, True])
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_a_measurement_leaves_everything_as_it_was(name, train_mode):
+    model, loader = in_use()
+    before = everything_about(model, loader)
+    MEASUREMENTS[name](model, cross_entropy, loader, train_mode=train_mode)
+    assert everything_about(model, loader) == before
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("call", [1, 5, 14])
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_an_interrupted_measurement_does_too(name, call, interruption):
+    model, loader = in_use()
+    before = everything_about(model, loader)
+    calls = 0
+
+    def fails(model, batch):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise interruption
+        return cross_entropy(model, batch)
+
+    try:
+        MEASUREMENTS[name](model, fails, loader, train_mode=True)
+    except interruption:
+        assert calls == call
+    else:
+        assert calls < call
+    assert everything_about(model, loader) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_the_generators_of_the_gpu_are_left_alone(name):
+    model, loader = in_use()
+    model.cuda()
+    torch.rand(3, device="cuda")
+    before = everything_about(model, loader), torch.cuda.get_rng_state().tolist()
+    MEASUREMENTS[name](model, lambda m, b: cross_entropy(m, (b[0].cuda(), b[1].cuda())), loader, train_mode=True)
+    assert (everything_about(model, loader), torch.cuda.get_rng_state().tolist()) == before
+
+
+def test_a_measurement_between_forward_and_backward_changes_no_gradient():
+    model, data = mlp().train(), batches()
+    expected = torch.autograd.grad(cross_entropy(model, data[0]), list(model.parameters()))
+    loss = cross_entropy(model, data[0])
+    measure.sharpness(model, cross_entropy, data, restarts=1)
+    for found, right in zip(torch.autograd.grad(loss, list(model.parameters())), expected):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+def test_measuring_inside_perturbed_measures_the_noisy_weights():
+    model, data = mlp().eval(), batches()
+    smooth = SmoothOut(model, 0.3)
+    with smooth.perturbed():
+        direct = np.average([cross_entropy(model, b).item() for b in data], weights=[len(b[1]) for b in data])
+        measured = measure.sensitivity(model, cross_entropy, data, [0.0]).losses[0]
+    assert measured == pytest.approx(direct, rel=1e-12)
+
+
+def test_batches_weigh_by_their_length():
+    model, data = mlp().eval(), batches()
+    x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+    with model_loss_at(model, cross_entropy, data) as many, torch.no_grad():
+        assert many.loss(many.start) == pytest.approx(cross_entropy(model, (x, y)).item(), rel=1e-6)
+    assert weight_of({"image": x, "label": y}) == len(x)
+    assert weight_of((3, [torch.zeros(2), x])) == 2
+    assert weight_of((torch.tensor(1.0), x)) == weight_of("none") == 1
+
+
+def test_loss_gradient_and_second_derivative_agree_with_the_dense_ones():
+    model, data = mlp().double().eval(), [(x.double(), y) for x, y in batches()]
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    whole = (torch.cat([x for x, _ in data]), torch.cat([y for _, y in data]))
+
+    def dense(w):
+        parts = w.split([s.numel() for s in shapes.values()])
+        state = {n: part.view(s) for part, (n, s) in zip(parts, shapes.items())}
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(model, state, (whole[0],)), whole[1])
+
+    with model_loss_at(model, cross_entropy, data) as at:
+        w = at.start + 0.1 * torch.randn_like(at.start)
+        v = torch.randn_like(w)
+        loss, gradient = at.loss_and_gradient(w)
+        product = at.hessian_vector_product(w, v)
+    assert loss == pytest.approx(dense(w).item(), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.func.grad(dense)(w))
+    torch.testing.assert_close(product, torch.func.hessian(dense)(w) @ v)
+    explicit = FunctionLossAt(dense, w)
+    torch.testing.assert_close(explicit.loss_and_gradient(w)[1], gradient)
+    torch.testing.assert_close(explicit.hessian_vector_product(w, v), product)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_vector_is_rounded_once(dtype):
+    model = Function(lambda w: w.float().sum(), torch.tensor([1.0, -3.0]), dtype=dtype)
+    with model_loss_at(model, value_of, [0]) as at:
+        w = at.start + 2.0**-20
+        at.write(w)
+        assert torch.equal(model.w, w.to(dtype))
+        assert at.start.dtype == torch.float64
+
+
+def test_dropout_masks_and_shuffles_are_the_same_in_every_evaluation():
+    model, loader = in_use()
+    with model_loss_at(model, cross_entropy, loader, train_mode=True) as at:
+        assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
+
+
+def test_eval_mode_unless_asked_otherwise():
+    seen = set()
+
+    def loss(model, batch):
+        seen.update(m.training for m in model.modules())
+        return cross_entropy(model, batch)
+
+    model, data = mlp().train(), batches()
+    measure.sensitivity(model, loss, data, [0.0])
+    assert seen == {False}
+    seen.clear()
+    measure.sensitivity(model, loss, data, [0.0], train_mode=True)
+    assert seen == {True}
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero():
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
+    with model_loss_at(model, lambda m, b: m["used"](b).square().mean(), [torch.ones(3, 2)]) as at:
+        _, gradient = at.loss_and_gradient(at.start)
+        assert gradient[:3].all()
+        assert not gradient[3:].any()
+        assert not at.hessian_vector_product(at.start, torch.ones_like(at.start))[3:].any()
+
+
+class Exhausted:
+    """Not an iterator, but gives its batches only once."""
+
+    def __init__(self, batches):
+        self.once = iter(batches)
+
+    def __iter__(self):
+        return self.once
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+@pytest.mark.parametrize(
+    ("batches_given", "words"),
+    [
+        (lambda: iter(batches()), "iterator.*exhausted"),
+        (lambda: (b for b in batches()), "generator.*exhausted"),
+        (lambda: Exhausted(batches()), "exhausted"),
+        (list, "batches is empty"),
+        (lambda: Exhausted([]), "batches is empty"),
+    ],
+)
+def test_batches_that_cannot_be_gone_through_again_are_refused(name, batches_given, words):
+    with pytest.raises(ValueError, match=words):
+        MEASUREMENTS[name](mlp(), cross_entropy, batches_given())
+
+
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if n not in ("interpolate", "recomputed")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_at_the_start_names_the_batch(name, bad):
+    data = [(x, y, torch.tensor(bad if i == 1 else 0.0)) for i, (x, y) in enumerate(batches())]
+    model = mlp()
+    before = everything_about(model)
+    with pytest.raises(ValueError, match=rf"loss at the start is {bad}: batch 1 gives {bad}"):
+        MEASUREMENTS[name](model, lambda m, b: cross_entropy(m, b) + b[2], data)
+    assert everything_about(model) == before
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+@pytest.mark.parametrize(
+    ("loss_fn", "words"),
+    [(lambda m, b: m(b[0]), r"shape \(8, 4\)"), (lambda m, b: 0.5, "a float"), (lambda m, b: None, "NoneType")],
+)
+def test_a_loss_that_is_no_scalar_is_refused(name, loss_fn, words):
+    with pytest.raises(ValueError, match=rf"loss_fn\(model, batch\) returned .*{words}"):
+        MEASUREMENTS[name](mlp(), loss_fn, batches())
+
+
+def test_other_bad_input():
+    frozen = mlp().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to measure"):
+        measure.sharpness(frozen, cross_entropy, batches())
+    with pytest.raises(TypeError, match="model is a str"):
+        measure.sharpness("model", cross_entropy, batches())
+    with pytest.raises(TypeError, match="loss_fn=3"):
+        measure.sharpness(mlp(), 3, batches())
+    with pytest.raises(TypeError, match="accuracy_fn=3"):
+        measure.sensitivity(mlp(), cross_entropy, batches(), [0.1], accuracy_fn=3)
+    with pytest.raises(TypeError, match="batches is a int"):
+        measure.sharpness(mlp(), cross_entropy, 3)
+
+
+def test_works_under_no_grad_and_inference_mode():
+    model, data = trained(mlp(), batches()), batches()
+    expected = measure.sharpness(model, cross_entropy, data)
+    with torch.no_grad():
+        assert measure.sharpness(model, cross_entropy, data) == expected
+    with torch.inference_mode():
+        assert measure.sharpness(model, cross_entropy, data) == expected
+    assert measure.sensitivity(model, cross_entropy, data, [0.0], accuracy_fn=accuracy).accuracies is not None
