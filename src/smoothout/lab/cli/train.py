@@ -55,6 +55,7 @@ def _train(
     minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="event files in OUT/tensorboard")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="processes that decode images")] = None,
+    cuda_graphs: Annotated[bool, typer.Option(help="on CUDA, replay a step as one graph")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="print nothing but errors")] = False,
     **settings: Any,
 ) -> None:
@@ -63,7 +64,7 @@ def _train(
         print(json.dumps({"hash": resolved.hash, **resolved.to_dict()}, indent=1, ensure_ascii=False))
         print(PRESETS[resolved.preset])
         return
-    options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, quiet)
+    options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, cuda_graphs, quiet)
     if not quiet and speaks_for_all():
         _introduce(resolved, settings)
     if seeds == 1:

@@ -111,11 +111,12 @@ def judging_batches(
     processes: Processes | None = None,
     split: str = "test",
     workers: int | None = None,
+    batch_size: int | None = None,
 ) -> Batches:
     """The images of a split in the files' order, without augmentation."""
     processes = OneProcess() if processes is None else processes
     images = dataset.train if split == "train" else dataset.test
-    size = min(EVALUATION_BATCH, len(images))
+    size = min(batch_size or EVALUATION_BATCH, len(images))
     while 0 < len(images) % size < processes.world_size:  # every process must have a part of the last batch
         size += 1
     return Batches(

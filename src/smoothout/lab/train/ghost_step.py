@@ -122,10 +122,13 @@ class GhostStep:
 
     def update(self) -> None:
         """Sum over processes, unscale, clip, step, forget the gradients."""
+        self._apply()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _apply(self) -> None:
         self.processes.sum_gradients(self.parameters)
         if self.clip:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)

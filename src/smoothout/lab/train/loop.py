@@ -33,6 +33,7 @@ from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluate, smoothed_loss
 from smoothout.lab.train.ghost_step import Batch, GhostStep
+from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
@@ -58,6 +59,7 @@ class Surroundings:
     tracker: Tracker
     checkpoint_every: int = 1
     workers: int | None = None
+    cuda_graphs: bool = True
 
 
 class Trainer:
@@ -75,7 +77,8 @@ class Trainer:
         self.test_batches = build.judging_batches(config, self.dataset, device, processes, workers=around.workers)
         self.optimizer = build.make_optimizer(config, self.model)
         called = torch.compile(self.model) if config.compile else self.model
-        self.update = GhostStep(
+        kind = GraphStep if around.cuda_graphs and device.type == "cuda" and not config.compile else GhostStep
+        self.update = kind(
             called,  # pyrefly: ignore[bad-argument-type]
             self.optimizer,
             chunks=build.ghost_batches(config, processes.world_size) if config.ghost_by == "loop" else 1,

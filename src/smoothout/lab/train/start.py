@@ -30,6 +30,7 @@ class Options:
         minutes: stop at a checkpoint after so many; None: never.
         tensorboard: write event files into the run folder.
         workers: processes that decode images; None: one a core, up to eight.
+        cuda_graphs: on CUDA, replay forward and backward as one graph; the same training to float tolerance.
         quiet: show nothing.
     """
 
@@ -39,6 +40,7 @@ class Options:
     minutes: float | None = None
     tensorboard: bool = False
     workers: int | None = None
+    cuda_graphs: bool = True
     quiet: bool = False
 
 
@@ -87,7 +89,15 @@ def _one_run(
             tracker = TensorBoard(out / "tensorboard", first_epoch)
             stack.callback(tracker.close)
         around = Surroundings(
-            folder, processes, device, stop, progress, tracker, options.checkpoint_every, options.workers
+            folder,
+            processes,
+            device,
+            stop,
+            progress,
+            tracker,
+            checkpoint_every=options.checkpoint_every,
+            workers=options.workers,
+            cuda_graphs=options.cuda_graphs,
         )
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size)
