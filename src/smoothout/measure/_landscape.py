@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from smoothout.measure._sensitivity import mean_of_rows
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, ModelLossAt, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
 from smoothout.select import Predicate, not_normalisation
@@ -105,8 +106,8 @@ def landscape(
     shape = (steps,) * dims
     return Landscape(
         axis,
-        _nested(losses.mean(axis=0).reshape(shape)),
-        None if np.isnan(accuracies).all() else _nested(accuracies.mean(axis=0).reshape(shape)),
+        _nested(mean_of_rows(losses).reshape(shape)),
+        None if np.isnan(accuracies).all() else _nested(mean_of_rows(accuracies).reshape(shape)),
         _nested(losses) if dims == 1 else (),
         base_loss,
     )

@@ -109,12 +109,13 @@ def sensitivity(
                 losses[draw, i], accuracy = at.loss_and_accuracy(points)
                 accuracies[draw, i] = math.nan if accuracy is None else accuracy
                 (progress or no_progress)(draw * len(strengths) + i + 1, losses.size)
-    means = losses.mean(axis=0)
+    means = mean_of_rows(losses)
+    spreads = (losses - losses[0]).std(axis=0, ddof=1) if draws > 1 else np.full(len(strengths), math.nan)
     return Sensitivity(
         strengths,
         tuple(means.tolist()),
-        tuple(losses.std(axis=0, ddof=1).tolist() if draws > 1 else [math.nan] * len(strengths)),
-        None if np.isnan(accuracies).all() else tuple(accuracies.mean(axis=0).tolist()),
+        tuple(spreads.tolist()),
+        None if np.isnan(accuracies).all() else tuple(mean_of_rows(accuracies).tolist()),
         slope(strengths, means),
         draws,
         _name(noise),
@@ -140,6 +141,13 @@ def _points(
         for a in strengths:
             w = at.start + a * θ
             yield lambda batch, w=w: w
+
+
+def mean_of_rows(values: np.ndarray) -> np.ndarray:
+    """The mean over the first axis; that of equal values, as at strength 0, is that value exactly."""
+    with np.errstate(invalid="ignore"):
+        centred = values[0] + (values - values[0]).mean(axis=0)
+    return np.where(np.isfinite(values).all(axis=0), centred, values.mean(axis=0))
 
 
 def slope(strengths: Sequence[float], losses: np.ndarray) -> float:

@@ -1,0 +1,129 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
+from torch import nn
+
+from smoothout import measure, update_bn
+from smoothout.measure import Interpolation
+
+ALPHAS = [round(-1 + i / 10, 1) for i in range(31)]
+
+
+def states():
+    return [{n: t.clone() for n, t in trained(mlp(seed=s), batches()).state_dict().items()} for s in (1, 2)]
+
+
+def evaluated(state, data):
+    model = mlp().eval()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        losses = [cross_entropy(model, b).item() for b in data]
+    weights = [len(b[1]) for b in data]
+    return sum(w * loss for w, loss in zip(weights, losses)) / sum(weights)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_ends_are_those_of_direct_evaluation_bit_for_bit(count):
+    a, b = states()
+    data = batches(count)
+    found = measure.interpolate(mlp(), a, b, cross_entropy, data, [0.0, 0.5, 1.0])
+    assert found.losses[0] == evaluated(a, data)
+    assert found.losses[2] == evaluated(b, data)
+    half = {n: (a[n] + b[n]) / 2 if a[n].is_floating_point() else a[n] for n in a}
+    assert found.losses[1] == pytest.approx(evaluated(half, data), rel=1e-5)
+
+
+def test_a_quadratic_along_the_line():
+    model = Function(lambda w: (w**2).sum(), torch.zeros(2))
+    a, b = {"w": torch.tensor([1.0, 0.0]).double()}, {"w": torch.tensor([0.0, 2.0]).double()}
+    found = measure.interpolate(model, a, b, value_of, [0], ALPHAS)
+    assert found.losses == pytest.approx([(1 - α) ** 2 + 4 * α**2 for α in ALPHAS], rel=1e-14)
+    assert found.alphas == tuple(ALPHAS)
+    assert found.accuracies is None
+
+
+def test_the_states_may_be_the_models_own():
+    model, other = trained(mlp(seed=1), batches()), trained(mlp(seed=2), batches())
+    a, b = ({n: t.clone() for n, t in m.state_dict().items()} for m in (model, other))
+    live = measure.interpolate(model, model.state_dict(), other.state_dict(), cross_entropy, batches(), ALPHAS)
+    assert live == measure.interpolate(mlp(), a, b, cross_entropy, batches(), ALPHAS)
+
+
+def test_statistics_outside_the_ends_give_no_nan():
+    """At α = −1 or 2 an interpolated variance can be negative."""
+    a, b = states()
+    a["1.running_var"] *= 100
+    found = measure.interpolate(mlp(), a, b, cross_entropy, batches(), ALPHAS, accuracy_fn=accuracy)
+    assert np.isfinite(found.losses).all()
+    assert len(found.accuracies) == 31
+
+
+def test_recomputed_statistics():
+    """Statistics of the ends that fit nothing do not matter when they are measured anew."""
+    a, b = states()
+    data = batches()
+    found = measure.interpolate(mlp(), a, b, cross_entropy, data, [0.3], batchnorm="recompute")
+    for state in (a, b):
+        state["1.running_mean"] += 50
+    assert measure.interpolate(mlp(), a, b, cross_entropy, data, [0.3], batchnorm="recompute") == found
+    model = mlp()
+    model.load_state_dict({n: 0.3 * b[n] + 0.7 * a[n] if a[n].is_floating_point() else a[n] for n in a})
+    update_bn(model, data)
+    assert found.losses[0] == pytest.approx(evaluated(model.state_dict(), data), rel=1e-5)
+
+
+def test_whole_numbers_are_those_of_the_nearer_end():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.tensor(3))
+            self.w = nn.Parameter(torch.zeros(()))
+
+    a, b = Counting(), Counting()
+    b.count.fill_(11)
+    found = measure.interpolate(
+        Counting(),
+        a.state_dict(),
+        b.state_dict(),
+        lambda m, x: m.count.float() + m.w,
+        [0],
+        [-1.0, 0.0, 0.4, 0.6, 1.0, 2.0],
+    )
+    assert found.losses == (3.0, 3.0, 3.0, 11.0, 11.0, 11.0)
+
+
+def test_a_frozen_model_can_be_interpolated():
+    a, b = states()
+    frozen = mlp().requires_grad_(False)
+    expected = measure.interpolate(mlp(), a, b, cross_entropy, batches(), [0.5])
+    assert measure.interpolate(frozen, a, b, cross_entropy, batches(), [0.5]) == expected
+
+
+def test_progress_and_json():
+    a, b = states()
+    told = []
+    found = measure.interpolate(
+        mlp(), a, b, cross_entropy, batches(), [0.0, 1.0], accuracy_fn=accuracy, progress=lambda *p: told.append(p)
+    )
+    assert told == [(1, 2), (2, 2)]
+    assert Interpolation.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_mismatched_checkpoints_say_which():
+    a, b = states()
+    run = lambda a, b, **k: measure.interpolate(mlp(), a, b, cross_entropy, batches(), [0.5], **k)  # noqa: E731
+    with pytest.raises(ValueError, match=r"state_b is no state of this Sequential: it lacks 7\.bias"):
+        run(a, {n: t for n, t in b.items() if n != "7.bias"})
+    with pytest.raises(ValueError, match=r"state_a is no state .* it has, unlike the model, extra"):
+        run({**a, "extra": torch.zeros(1)}, b)
+    with pytest.raises(ValueError, match=r"state_b\['0.weight'\] has shape \(9, 6\), the model's has \(8, 6\)"):
+        run(a, {**b, "0.weight": torch.zeros(9, 6)})
+    with pytest.raises(TypeError, match="state_a is a Sequential"):
+        run(mlp(), b)
+    with pytest.raises(ValueError, match="batchnorm='freeze'"):
+        run(a, b, batchnorm="freeze")
+    with pytest.raises(ValueError, match="alphas"):
+        measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])

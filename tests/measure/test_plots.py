@@ -1,0 +1,99 @@
+"""Plots are looked at by people; here: that they show what is in the results, and that matplotlib is optional."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from networks import accuracy, batches, cross_entropy, mlp, trained
+
+from smoothout import measure
+from smoothout.measure import Sharpness
+
+pytest.importorskip("matplotlib")
+from smoothout.measure import plots
+
+
+@pytest.fixture(scope="module")
+def networks():
+    torch.manual_seed(0)
+    data = batches()
+    return {"one": trained(mlp(seed=1), data), "two": trained(mlp(seed=2), data)}, data
+
+
+def shown(ax, path):
+    """Draw it, which is when most mistakes come out; returns the labels in the legend."""
+    ax.figure.savefig(path / "plot.png")
+    assert (path / "plot.png").stat().st_size > 5000
+    legend = ax.get_legend()
+    return [] if legend is None else [text.get_text() for text in legend.get_texts()]
+
+
+def test_sensitivity(networks, tmp_path):
+    models, data = networks
+    results = {n: measure.sensitivity(m, cross_entropy, data, [0, 0.1, 0.2], draws=3) for n, m in models.items()}
+    ax = plots.plot_sensitivity(results, log=True)
+    assert shown(ax, tmp_path) == ["one", "two"]
+    assert [tuple(line.get_ydata()) for line in ax.lines] == [r.losses for r in results.values()]
+    assert shown(results["one"].plot(), tmp_path) == []
+
+
+def test_interpolation(networks, tmp_path):
+    models, data = networks
+    a, b = (m.state_dict() for m in models.values())
+    with_accuracy = measure.interpolate(mlp(), a, b, cross_entropy, data, [-1, 0, 1, 2], accuracy_fn=accuracy)
+    without = measure.interpolate(mlp(), a, b, cross_entropy, data, [-1, 0, 1, 2])
+    assert shown(plots.plot_interpolation({"train": with_accuracy, "test": without}), tmp_path) == ["train", "test"]
+    ax = without.plot()
+    assert tuple(ax.lines[-1].get_ydata()) == without.losses
+    assert len(ax.figure.axes) == 1
+    assert len(with_accuracy.plot().figure.axes) == 2
+
+
+def test_landscape(networks, tmp_path):
+    models, data = networks
+    lines = {n: measure.landscape(m, cross_entropy, data, steps=5, directions=3) for n, m in models.items()}
+    assert shown(plots.plot_landscape(lines), tmp_path) == ["one", "two"]
+    grid = measure.landscape(models["one"], cross_entropy, data, dims=2, steps=5)
+    shown(grid.plot(), tmp_path)
+    shown(grid.plot(surface=True, log=True), tmp_path)
+    with pytest.raises(ValueError, match="do not overlay"):
+        plots.plot_landscape({"one": grid, "two": grid})
+
+
+def test_sharpness_and_curvature(networks, tmp_path):
+    models, data = networks
+    results = {n: measure.sharpness(m, cross_entropy, data) for n, m in models.items()}
+    nan = float("nan")
+    results["three"] = Sharpness(nan, nan, (), 1.0, nan, "failed", "the loss is nan", 3)
+    ax = plots.plot_sharpness(results)
+    shown(ax, tmp_path)
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three"]
+    assert [t.get_text() for t in ax.texts][-1] == "failed"
+    shown(results["one"].plot(), tmp_path)
+    spectra = {n: measure.curvature(m, cross_entropy, data, top=3) for n, m in models.items()}
+    legend = shown(plots.plot_curvature(spectra), tmp_path)
+    assert legend[0].startswith("one, trace ")
+
+
+def test_suggested_strength(networks, tmp_path):
+    models, data = networks
+    found = measure.suggest_strength(models["one"], cross_entropy, data)
+    assert shown(found.plot(), tmp_path)[1] == f"a = {found.strength:.3g}"
+
+
+def test_given_axes_are_used(networks):
+    models, data = networks
+    curve = measure.sensitivity(models["one"], cross_entropy, data, [0, 0.1])
+    ax = plots.new_axes()
+    assert curve.plot(ax=ax) is ax
+
+
+def test_matplotlib_and_scipy_are_imported_when_needed():
+    code = (
+        "import sys, smoothout\n"
+        "assert not {'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "from smoothout.measure import plots\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
