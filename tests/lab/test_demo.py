@@ -49,7 +49,9 @@ class Links(HTMLParser):
         self.found = []
 
     def handle_starttag(self, tag, attributes):
-        self.found += [(tag, k, v) for k, v in attributes if k in ("src", "href", "xlink:href", "data", "action", "srcset")]
+        self.found += [
+            (tag, k, v) for k, v in attributes if k in ("src", "href", "xlink:href", "data", "action", "srcset")
+        ]
 
 
 def test_the_page_is_self_contained_and_says_where_it_comes_from(demo):
@@ -58,6 +60,7 @@ def test_the_page_is_self_contained_and_says_where_it_comes_from(demo):
     links = Links()
     links.feed(page)
     assert all(value.startswith("#") for _, _, value in links.found), links.found
+    assert "default-src 'none'" in page
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
     assert page.count("<svg") == 5  # four plots and the toy
@@ -90,12 +93,12 @@ def test_report_of_the_same_runs(demo):
 @pytest.mark.soak
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_real_browser_shows_no_error_and_asks_nobody(demo, width, tmp_path):
+    """The page's own security policy forbids every request: one that is tried shows on the console."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed")
     _, lines = demo
     picture = tmp_path / "page.png"
-    log = tmp_path / "net.json"
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
     more = "--disable-component-update --enable-logging=stderr --v=0 --hide-scrollbars"
     done = subprocess.run(
@@ -104,7 +107,6 @@ def test_a_real_browser_shows_no_error_and_asks_nobody(demo, width, tmp_path):
             *flags.split(),
             *more.split(),
             f"--user-data-dir={tmp_path / 'profile'}",
-            f"--log-net-log={log}",
             f"--window-size={width},3000",
             f"--screenshot={picture}",
             f"file://{lines[-1]}",
@@ -116,5 +118,3 @@ def test_a_real_browser_shows_no_error_and_asks_nobody(demo, width, tmp_path):
     )
     assert picture.stat().st_size > 50_000
     assert "CONSOLE" not in done.stderr, done.stderr
-    requests = re.findall(r'"url":"(https?://[^"]+)"', log.read_text())
-    assert requests == []

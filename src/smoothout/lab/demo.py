@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from smoothout import measure
 from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.report.groups import group_runs
@@ -20,7 +19,7 @@ from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.sections import SENSITIVITY, all_sections, provenance
 from smoothout.lab.runs import load_run, write_atomically
 from smoothout.lab.train.start import Options, train
-from smoothout.lab.trained import accuracy, load_trained, mean_loss
+from smoothout.lab.trained import load_trained
 
 SMALL, LARGE = 16, 718  # of 1,437 training images
 SETTINGS = {
@@ -90,10 +89,7 @@ def _measure(folder: Path) -> None:
     if SENSITIVITY in measurements.load_all(folder):
         return
     trained = load_trained(folder, device="cpu")
-    curve = measure.sensitivity(
-        trained.model, mean_loss, trained.train, NOISE_GRID, draws=DRAWS, accuracy_fn=accuracy, seed=0
-    )
-    measurements.save(folder, measurements.Measurement(SENSITIVITY, curve, {"split": "train", "weights": "last"}))
+    measurements.save(folder, measurements.take("sensitivity", trained, strengths=NOISE_GRID, draws=DRAWS))
 
 
 def _write_page(out: Path, folders: list[Path], seconds: float) -> Demo:

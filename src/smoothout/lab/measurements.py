@@ -1,21 +1,33 @@
-"""Measurements of a run, kept in its folder: RUN/measurements/NAME.json."""
+"""Measurements of runs, kept in their folders: RUN/measurements/NAME.json."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from smoothout import measure
 from smoothout.lab.runs import write_atomically
+from smoothout.lab.trained import Trained, accuracy, mean_loss
+
+WITH_ACCURACY = ("sensitivity", "landscape")
 
 FOLDER = "measurements"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One result, and how it was obtained: settings, split, seconds, device."""
+    """One result, and how it was obtained.
+
+    Args:
+        name: KIND-SPLIT, such as sharpness-train; it names the file.
+        how: split, weights, settings, seconds, device, versions.
+    """
 
     name: str
     result: Any
@@ -40,3 +52,48 @@ def load_all(run: Path) -> dict[str, Measurement]:
         kind = getattr(measure, content["result"]["kind"])
         found[content["name"]] = Measurement(content["name"], kind.from_json(content["result"]), content["how"])
     return found
+
+
+def take(
+    kind: Literal["sharpness", "sensitivity", "landscape", "curvature"],
+    trained: Trained,
+    split: Literal["train", "test"] = "train",
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure one trained network with the function of that name in `smoothout.measure`."""
+    more: dict[str, Any] = {"accuracy_fn": accuracy} if kind in WITH_ACCURACY else {}
+    started = time.monotonic()
+    batches = trained.batches(split)
+    result = getattr(measure, kind)(trained.model, mean_loss, batches, progress=progress, **more, **settings)
+    how = {"split": split, **settings, **_surroundings(trained, started)}
+    return Measurement(f"{kind}-{split}", result, how)
+
+
+def take_interpolation(
+    a: Trained,
+    b: Trained,
+    alphas: tuple[float, ...],
+    split: Literal["train", "test"] = "train",
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Loss and accuracy on the line from run a (α = 0) to run b (α = 1); kept with run a."""
+    started = time.monotonic()
+    states = a.model.state_dict(), b.model.state_dict()
+    result = measure.interpolate(
+        a.model, *states, mean_loss, a.batches(split), alphas, accuracy_fn=accuracy, progress=progress, **settings
+    )
+    how = {"split": split, "to": b.run.config.hash, **settings, **_surroundings(a, started)}
+    return Measurement(f"interpolation-{split}-{b.run.config.hash}", result, how)
+
+
+def _surroundings(trained: Trained, started: float) -> dict[str, Any]:
+    device = next(trained.model.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {
+        "weights": trained.which,
+        "seconds": round(time.monotonic() - started, 3),
+        "device": name,
+        "torch": torch.__version__,
+    }

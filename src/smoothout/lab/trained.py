@@ -26,6 +26,7 @@ class Trained:
     model: nn.Module
     train: Batches
     test: Batches
+    which: Literal["last", "best"]
 
     def batches(self, split: Literal["train", "test"]) -> Batches:
         return self.train if split == "train" else self.test
@@ -36,15 +37,23 @@ def load_trained(
     which: Literal["last", "best"] = "last",
     device: str = "auto",
     data_root: str | Path | None = None,
+    batch_size: int | None = None,
 ) -> Trained:
-    """The network of a run with the weights of its last (or best) epoch, in fp32, on a device."""
+    """The network of a run with the weights of its last (or best) epoch, in fp32, on a device.
+
+    Args:
+        batch_size: of the measuring: it changes no mean, only the time (and noise that is drawn anew for each batch).
+    """
     run, on = load_run(path), choose_device(device)
     dataset = build.load_dataset(run.config, data_root)
     model = build.with_ghost_layers(build.build_model(run.config, dataset), run.config)
     model.load_state_dict(run.weights(which))
     on_device = dataset.to(on)
-    splits = {split: build.judging_batches(run.config, on_device, on, split=split) for split in ("train", "test")}
-    return Trained(run, model.to(on), **splits)
+    splits = {
+        split: build.judging_batches(run.config, on_device, on, split=split, batch_size=batch_size)
+        for split in ("train", "test")
+    }
+    return Trained(run, model.to(on), splits["train"], splits["test"], which)
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:

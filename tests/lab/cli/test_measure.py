@@ -1,0 +1,78 @@
+"""`smoothout measure` on real runs: what it prints, what it leaves in the run folder, what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from smoothout import measure
+from smoothout.lab import measurements
+from smoothout.lab.config import resolve
+from smoothout.lab.train.start import Options, train
+from smoothout.lab.trained import load_trained, mean_loss
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two short runs on the digits."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in (("a", "plain"), ("b", "smoothout")):
+        config = resolve(dataset="digits", model="mlp", method=method, batch_size=64, epochs=3)
+        train(config, folder / name, Options(device="cpu", quiet=True))
+    return folder
+
+
+def smoothout(*arguments, cwd):
+    command = [sys.executable, "-m", "smoothout", "measure", *arguments, "--device", "cpu"]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+COMMANDS = [
+    ("sharpness", ["--restarts", "2", "--method", "ascent"], measure.Sharpness),
+    ("sensitivity", ["--strengths", "0,0.05", "--draws", "2", "--split", "test"], measure.Sensitivity),
+    ("landscape", ["--steps", "5", "--directions", "2"], measure.Landscape),
+    ("curvature", ["--probes", "3", "--max-iterations", "10"], measure.Curvature),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "result"), COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_each_kind_is_printed_kept_and_drawn(runs, kind, arguments, result):
+    done = smoothout(kind, "a", "b", *arguments, "--plot", f"{kind}.svg", cwd=runs)
+    assert done.returncode == 0, done.stderr
+    assert (runs / f"{kind}.svg").stat().st_size > 1000
+    name = f"{kind}-{'test' if kind == 'sensitivity' else 'train'}"
+    for run in ("a", "b"):
+        kept = measurements.load_all(runs / run)[name]
+        assert isinstance(kept.result, result)
+        assert kept.how["split"] == name.split("-")[1]
+        assert kept.how["weights"] == "last"
+        assert run in done.stdout
+
+
+def test_interpolation_ends_at_the_two_runs(runs):
+    done = smoothout("interpolate", "a", "b", "--alphas", "0:1:0.5", cwd=runs)
+    assert done.returncode == 0, done.stderr
+    (kept,) = [m for name, m in measurements.load_all(runs / "a").items() if name.startswith("interpolation")]
+    for end, path in ((0, "a"), (-1, "b")):
+        trained = load_trained(runs / path, device="cpu")
+        with measure.model_loss_at(trained.model, mean_loss, trained.train) as at:
+            assert kept.result.losses[end] == at.base_loss()
+
+
+def test_the_report_shows_what_was_measured(runs):
+    done = smoothout("sensitivity", ".", "--strengths", "0,0.1", "--draws", "2", cwd=runs)
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "smoothout", "report", ".", "--markdown"]
+    text = subprocess.run(command, cwd=runs, capture_output=True, text=True, check=True).stdout
+    assert "loss rise under noise" in text
+
+
+def test_what_it_refuses(runs, tmp_path):
+    assert "no finished run in nothing" in smoothout("sharpness", "nothing", cwd=tmp_path).stderr
+    assert "strengths='0;1'" in smoothout("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
+    assert "alphas='0:1'" in smoothout("interpolate", "a", "b", "--alphas", "0:1", cwd=runs).stderr
+    config = json.loads((runs / "a" / "config.json").read_text())
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "config.json").write_text(json.dumps(config))
+    assert "no finished run" in smoothout("sharpness", "unfinished", cwd=tmp_path).stderr
