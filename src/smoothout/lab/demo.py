@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
 
 SMALL, LARGE = 16, 718  # of 1,437 training images
-SETTINGS = {
+SETTINGS: dict[int, dict[str, Any]] = {
     SMALL: {"epochs": 40, "lr": 0.05},
     LARGE: {"epochs": 120, "lr": 0.1},  # training longer
 }
