@@ -61,13 +61,13 @@ class GraphStep(GhostStep):
 
     def _watched(self, ghost: Batch, weight: float) -> Seen:
         """An ordinary pass that finds out whether the host waits for the device in it, which no graph can hold."""
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as waits:
-                warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
                 seen = super().backward(ghost, weight)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         if any("synchronizing CUDA operation" in str(wait.message) for wait in waits):
             self._may_capture = False
             warnings.warn(
