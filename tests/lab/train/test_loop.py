@@ -75,6 +75,14 @@ def test_interrupted_after_every_step_and_bit_equal_all_the_same(tmp_path, setti
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
 
 
+def test_the_gradient_scaler_remembers_its_steps(tmp_path):
+    config = small(amp="fp16")
+    for _ in range(5):
+        with pytest.raises(Interrupted):
+            train(config, tmp_path, ONE_STEP)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["scaler"]["_growth_tracker"] == 5
+
+
 def test_the_same_command_twice_gives_the_same_bits(tmp_path):
     for name in ("one", "other"):
         train(small(), tmp_path / name, QUIET)
