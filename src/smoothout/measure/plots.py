@@ -37,7 +37,7 @@ def new_axes(size: tuple[float, float] = (6.0, 4.0), **subplot: Any) -> Any:
 
 def plot_sharpness(results: Mapping[str, Sharpness], ax: Any = None) -> Any:
     """A point for each start, a bar for the maximum; a result that failed says so."""
-    ax = _prepared(ax, "", "sharpness, %", size=(max(3.5, 1.6 + 1.2 * len(results)), 4.0))
+    ax = _prepared(ax, "", "sharpness, %", size=(1.2 + sum(max(1.2, 0.11 * len(name)) for name in results), 4.0))
     for x, (colour, result) in enumerate(zip(cycle(COLOURS), results.values())):
         finite = result.value == result.value
         ax.bar(x, result.value if finite else 0.0, width=0.6, color=colour, alpha=0.35)
@@ -77,8 +77,13 @@ def plot_sensitivity(results: Mapping[str, Sensitivity], ax: Any = None, *, log:
     return _with_legend(ax, results)
 
 
-def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None) -> Any:
-    """Loss along α; where there are accuracies, they are dotted, on a second axis."""
+def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, log: bool | None = None) -> Any:
+    """Loss along α; where there are accuracies, they are dotted, on a second axis.
+
+    Args:
+        log: a logarithmic loss axis; by default where losses span more than three orders of magnitude, as they do when
+            interpolated BatchNorm statistics fit neither end.
+    """
     ax = _prepared(ax, "α   (0: first checkpoint, 1: second)", "loss")
     for end in (0.0, 1.0):
         ax.axvline(end, color="0.6", lw=0.8, zorder=0)
@@ -92,7 +97,10 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None) -> 
         second.set_ylabel("accuracy, % (dotted)")
         second.set_ylim(0, 102)
         second.spines["top"].set_visible(False)
-    return _with_legend(ax, results)
+    losses = np.concatenate([result.losses for result in results.values()])
+    if log or (log is None and 0 < 1e3 * losses.min() < losses.max()):
+        ax.set_yscale("log")
+    return _with_legend(ax, results, above=True)
 
 
 def plot_landscape(
@@ -136,6 +144,7 @@ def _landscape_contours(result: Landscape, ax: Any, log: bool) -> Any:
     ax.plot(0, 0, "+", color="white", markersize=11, markeredgewidth=2)
     ax.figure.colorbar(filled, ax=ax, label="log₁₀ loss" if log else "loss")
     ax.set_aspect("equal")
+    ax.locator_params(nbins=5)
     ax.grid(visible=False)
     return ax
 
@@ -144,8 +153,10 @@ def _landscape_surface(result: Landscape, ax: Any, log: bool) -> Any:
     ax = new_axes((5.6, 4.6), projection="3d") if ax is None else ax
     x, y = np.meshgrid(result.coordinates, result.coordinates, indexing="ij")
     ax.plot_surface(x, y, _heights(result, log), cmap="cividis", linewidth=0, antialiased=True)
-    ax.set_xlabel("first direction")
-    ax.set_ylabel("second direction")
+    ax.locator_params(axis="x", nbins=4)
+    ax.locator_params(axis="y", nbins=4)
+    ax.set_xlabel("first direction", labelpad=8)
+    ax.set_ylabel("second direction", labelpad=8)
     ax.set_zlabel("log₁₀ loss" if log else "loss")
     ax.set_box_aspect(None, zoom=0.85)  # else the z label is cut off
     return ax
@@ -201,7 +212,9 @@ def _styles() -> Any:
         yield {"color": colour, "linestyle": line, "linewidth": 1.6}
 
 
-def _with_legend(ax: Any, results: Mapping[str, Any]) -> Any:
+def _with_legend(ax: Any, results: Mapping[str, Any], above: bool = False) -> Any:
+    """A legend if there are names; above the plot where two kinds of curves leave no room inside."""
     if any(results):
-        ax.legend(frameon=False)
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": min(3, len(results))} if above else {}
+        ax.legend(frameon=False, **where)
     return ax
