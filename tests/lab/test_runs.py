@@ -34,9 +34,11 @@ def begin(folder):
     folder.begin_session(CONFIG, Provenance.here(torch.device("cpu")))
 
 
+HERE = Provenance.here(torch.device("cpu"))
+
+
 def record():
-    here = Provenance.here(torch.device("cpu"))
-    return Record(CONFIG, epoch(3), epoch(2, 0.75), 10, 100, 20, "test", 1, 4.5, here)
+    return Record(CONFIG, epoch(3), epoch(2, 0.75), 10, 100, 20, "test", 1, 4.5, HERE)
 
 
 def test_a_record_is_flat_and_comes_back_exactly(tmp_path):
