@@ -31,7 +31,7 @@ def epoch(number, accuracy=0.5):
 
 
 def begin(folder):
-    folder.begin_session(CONFIG, Provenance.here(torch.device("cpu")))
+    folder.begin(CONFIG, Provenance.here(torch.device("cpu")))
 
 
 HERE = Provenance.here(torch.device("cpu"))
@@ -71,11 +71,11 @@ def test_provenance_says_where_and_how():
     assert here.command
 
 
-def test_every_session_is_kept(tmp_path):
+def test_every_start_is_kept(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         for _ in range(2):
             begin(folder)
-    assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 2
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["starts"]) == 2
 
 
 def test_tied_and_strided_weights_are_saved(tmp_path):

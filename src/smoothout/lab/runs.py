@@ -6,7 +6,7 @@
     model.safetensors    the weights of the last epoch          (when training is done)
     best.safetensors     those of the best epoch on the test split
     result.json          the record: settings, last and best epoch, provenance; its being there means done
-    provenance.json      one entry a session: versions, device, commit, command
+    provenance.json      one entry a start of the run: versions, device, commit, command
 
 Every file is written under a temporary name, flushed to the disk and renamed: whoever reads finds the old one or the
 new one. A lock keeps a second process out.
@@ -85,7 +85,7 @@ class EpochMetrics:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and how one session of a run was made."""
+    """Where and how a run, or its last part, was made."""
 
     started: str
     command: str
@@ -105,7 +105,7 @@ class Provenance:
         is_cuda = device.type == "cuda"
         return cls(
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=shlex.join(sys.argv),
+            command=shlex.join(["smoothout", *sys.argv[1:]]),
             smoothout=smoothout.__version__,
             commit=_commit(),
             python=platform.python_version(),
@@ -294,13 +294,13 @@ class RunFolder:
                 # A file system without hard links goes without a previous checkpoint.
         write_atomically(current, content)
 
-    def begin_session(self, config: Config, provenance: Provenance) -> None:
+    def begin(self, config: Config, provenance: Provenance) -> None:
         """From here on the folder belongs to this configuration."""
         if not (self.path / CONFIG).exists():
             self.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
         file = self.path / PROVENANCE
-        sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"] if file.exists() else []
-        self.write_json(PROVENANCE, {"sessions": [*sessions, asdict(provenance)]})
+        starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
+        self.write_json(PROVENANCE, {"starts": [*starts, asdict(provenance)]})
 
 
 class NoFolder:
@@ -310,7 +310,7 @@ class NoFolder:
     def write_metrics(self, history: list[EpochMetrics]) -> None: ...
     def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None: ...
     def write_checkpoint(self, content: memoryview) -> None: ...
-    def begin_session(self, config: Config, provenance: Provenance) -> None: ...
+    def begin(self, config: Config, provenance: Provenance) -> None: ...
 
 
 _held: set[Path] = set()

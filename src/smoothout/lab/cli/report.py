@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
+from smoothout.lab import packs
 from smoothout.lab.report.groups import group_runs
 from smoothout.lab.report.page import Page
 from smoothout.lab.report.sections import all_sections, provenance
@@ -16,12 +19,15 @@ from smoothout.lab.runs import RunError, find_runs, load_run, write_atomically
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
 
-Runs that differ in nothing but their seed become one row. Unfinished runs are left out, and named.
+Runs that differ in nothing but their seed become one row. Unfinished runs are left out, and named. --pack keeps the
+records of all runs in one file of JSON lines, without weights; such a file is read like a folder.
 
 \b
 smoothout report runs/f1
 smoothout report runs/plain runs/smooth --out compare.html
 smoothout report runs --markdown > results.md
+smoothout report runs/c1 --pack results/c1.jsonl
+smoothout report results/c1.jsonl --out c1.html
 """
 
 
@@ -31,12 +37,21 @@ def register(app: typer.Typer) -> None:
 
 
 def _report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, folders that hold some, or packs (.jsonl)")],
     out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="its title")] = "Runs side by side",
-    markdown: Annotated[bool, typer.Option("--markdown", help="print the table as Markdown and write no page")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown, write no page")] = False,
+    pack: Annotated[Path | None, typer.Option(help="write the records into this .jsonl, and no page")] = None,
 ) -> None:
-    found = [load_run(path) for path in find_runs(*runs)]
+    with TemporaryDirectory() as folder:
+        for i, place in enumerate(runs):
+            if place.suffix == ".jsonl":
+                packs.unpack(place, Path(folder) / str(i))
+        _write(runs, Path(folder), out, title, markdown, pack)
+
+
+def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bool, pack: Path | None) -> None:
+    found = [load_run(path) for path in find_runs(*(p for p in runs if p.suffix != ".jsonl"), unpacked)]
     if not found:
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
     for run in found:
@@ -45,6 +60,12 @@ def _report(
                 f"left out: {run.path} is not finished ({len(run.metrics)} of {run.config.epochs} epochs)",
                 file=sys.stderr,
             )
+    if pack is not None:
+        finished = [run.path.resolve() for run in found if run.record is not None]
+        root = Path(os.path.commonpath([path.parent for path in finished]))
+        write_atomically(pack.resolve(), packs.pack(finished, root).encode())
+        print(pack.resolve())
+        return
     groups = group_runs(found)
     if not groups:
         raise RunError("none of these runs is finished: run their commands again, and they go on")

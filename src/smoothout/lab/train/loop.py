@@ -95,13 +95,13 @@ class Trainer:
         self._correct = torch.zeros((), device=device)
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
-        self._session_started = self._epoch_started = time.monotonic()
+        self._started = self._epoch_started = time.monotonic()
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, provenance: Provenance) -> Record:
         """Train to the end and write the record; raises Interrupted at a checkpoint if asked to stop."""
-        self._session_started = time.monotonic() - self.position.seconds
+        self._started = time.monotonic() - self.position.seconds
         self.around.progress.start(self.config, len(self.batches), self.position)
         self.model.train()
         while self.position.epoch < self.config.epochs:
@@ -143,7 +143,7 @@ class Trainer:
             step=step,
             updates=self.position.epoch * len(self.batches) + step,
             evaluations=evaluations,
-            seconds=now - self._session_started,
+            seconds=now - self._started,
             epoch_seconds=now - self._epoch_started,
         )
 
@@ -158,7 +158,7 @@ class Trainer:
         around.tracker.log(metrics)
         self.position = replace(
             self.position, epoch=self.position.epoch + 1, step=0, epoch_seconds=0.0,
-            seconds=time.monotonic() - self._session_started,
+            seconds=time.monotonic() - self._started,
         )  # fmt: skip
         self._losses.zero_()
         self._correct.zero_()

@@ -101,7 +101,7 @@ def _one_run(
         )
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size)
-        folder.begin_session(config, provenance)  # not before all that the user named was found
+        folder.begin(config, provenance)  # not before all that the user named was found
         stack.enter_context(progress)
         if found:
             _go_on(trainer, found, progress, out)

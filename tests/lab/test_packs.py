@@ -1,0 +1,52 @@
+"""A pack gives back what the run folders held, weights apart."""
+
+import json
+
+import pytest
+
+from smoothout.lab import measurements, packs
+from smoothout.lab.config import resolve
+from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.train.start import Options, train
+from smoothout.lab.trained import load_trained
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "runs" / "mlp" / "seed-0"
+    train(resolve(dataset="digits", model="mlp", batch_size=128, epochs=2), path, Options(device="cpu", quiet=True))
+    taken = measurements.take("sensitivity", load_trained(path, device="cpu"), strengths=(0.0, 0.1), draws=2)
+    measurements.save(path, taken)
+    return path
+
+
+def test_there_and_back(run, tmp_path):
+    text = packs.pack([run], tmp_path / "runs")
+    assert len(text.splitlines()) == 1
+    (tmp_path / "pack.jsonl").write_text(text)
+    (again,) = packs.unpack(tmp_path / "pack.jsonl", tmp_path / "again")
+    assert again == tmp_path / "again" / "mlp" / "seed-0"
+    before, after = load_run(run), load_run(again)
+    assert (before.config, before.metrics, before.record) == (after.config, after.metrics, after.record)
+    assert measurements.load_all(run) == measurements.load_all(again)
+    with pytest.raises(RunError, match=r"has no model.safetensors"):
+        after.weights()
+
+
+def test_no_absolute_place_is_kept(run, tmp_path):
+    result = json.loads((run / "result.json").read_text())
+    result["provenance"]["command"] = "smoothout train --out /somewhere/of/mine/run --epochs 2"
+    (run / "result.json").write_text(json.dumps(result))
+    text = packs.pack([run], tmp_path / "runs")
+    assert "/somewhere" not in text
+    assert "smoothout train --out mlp/seed-0 --epochs 2" in text
+
+
+def test_a_damaged_pack_is_named(tmp_path):
+    pack = tmp_path / "pack.jsonl"
+    pack.write_text('{"run": "a"}\n')
+    with pytest.raises(RunError, match=r"line 1: is not a packed run"):
+        packs.unpack(pack, tmp_path)
+    pack.write_text(json.dumps({"run": "../a", "metrics": {}, "files": {}}) + "\n")
+    with pytest.raises(RunError, match=r"leaves the folder"):
+        packs.unpack(pack, tmp_path)
