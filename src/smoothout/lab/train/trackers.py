@@ -25,7 +25,7 @@ class NoTracker:
 
 
 class TensorBoard:
-    """One event file a start of the run; an epoch that is trained again after an interruption replaces the earlier point."""
+    """One event file a start; an epoch that is trained again after an interruption replaces the earlier point."""
 
     def __init__(self, folder: Path, first_epoch: int = 1) -> None:
         try:
