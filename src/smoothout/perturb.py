@@ -11,20 +11,25 @@ tensor gets exactly the numbers of the unsharded one.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from smoothout import filters, sharding
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.noise import Bernoulli, Noise
 from smoothout.select import Selected
+
+if TYPE_CHECKING:
+    from smoothout.fused import Fused
 
 
 def block_elements(device: torch.device) -> int:
@@ -83,6 +88,9 @@ class Perturbation:
         self.noise, self.scale, self.seed, self.shared_noise = noise, scale, seed, shared_noise
         self.active = False  # a backup is held; what is in the weights may be noisy
         self.noisy = False  # a draw was added
+        self._fused: Fused | None = None  # draws, where it can; else foreach does
+        self._fused_backup = False
+        self._position = (0.0, 0)
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -94,7 +102,7 @@ class Perturbation:
     @property
     def generator_kind(self) -> str:
         """The kind of generator that draws: raw θ is reproducible within a kind, and differs between kinds."""
-        return self._weights[0].device.type
+        return self._weights[0].device.type if self._fused is None else "fused"
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
 
@@ -102,22 +110,36 @@ class Perturbation:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
             self._refresh()
-            torch._foreach_copy_(self._backups, self._weights)
+            if self._fused is not None and strength != 0.0:
+                self._fused.set_position(self.seed, step, strength)  # its one launch will back up too
+                self._fused_backup = True
+            else:
+                torch._foreach_copy_(self._backups, self._weights)
+                self._fused_backup = False
         self._versions = [p._version for p in self._parameters]
         self.noisy = False
         self._hooks = [owner._register_state_dict_hook(self._clean_state_dict) for owner in self._slots]
-        self.add(strength, step, draw, sign)
+        self._add(strength, step, draw, sign, back_up=True)
 
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
+        if self._fused is not None:
+            self._fused.set_position(self.seed, step, strength, backed_up=True)
+        self._add(strength, step, draw, sign, back_up=False)
+
+    def _add(self, strength: float, step: int, draw: int, sign: float, back_up: bool) -> None:
         self.active = True
         if strength == 0.0:
             return
         self.noisy = True
         try:
             with _outside_inference_mode():
-                for pieces, θ in self._noise(sign * strength, step, draw):
-                    torch._foreach_add_([piece.weights for piece in pieces], θ)
+                if self._fused is not None:
+                    (self._fused.apply if back_up else self._fused.add)(draw, sign)
+                    increment_version(self._weights)  # autograd does not see what a kernel of ours writes
+                else:
+                    for pieces, θ in self._noise(sign * strength, step, draw):
+                        torch._foreach_add_([piece.weights for piece in pieces], θ)
             self._after_write()
         except BaseException:
             self._copy_back()
@@ -155,7 +177,11 @@ class Perturbation:
 
     def _copy_back(self) -> None:
         with _outside_inference_mode():
-            torch._foreach_copy_(self._weights, self._backups)
+            if self._fused is not None and self._fused_backup:
+                self._fused.restore()  # nothing, if an interrupt came before the launch that backs up
+                increment_version(self._weights)
+            else:
+                torch._foreach_copy_(self._weights, self._backups)
         self._after_write()
         self.keep()
 
@@ -189,12 +215,31 @@ class Perturbation:
         if self.active:
             raise RuntimeError("θ follows the clean weights, and noise is applied to them now: leave the context first")
         self._refresh()
+        if self._fused is not None:
+            self._fused.set_position(self.seed, step, strength)
+            return self._fused.noise(draw)
         result = [torch.zeros(w.shape, dtype=filters.precision(w), device=w.device) for w in self._weights]
         for pieces, θ in self._noise(strength, step, draw):
             for piece, values in zip(pieces, θ):
                 rows = slice(piece.local_row, piece.local_row + len(values)) if values.ndim else ...
                 result[piece.parameter][rows] = values
         return result
+
+    def set_position(self, strength: float, step: int) -> None:
+        """Strength and step of the `draw_into` that follow. On CUDA an asynchronous copy, on the current stream."""
+        self._refresh()
+        self._position = (strength, step)
+        if self._fused is not None:
+            self._fused.set_position(self.seed, step, strength)
+
+    def draw_into(self, destinations: list[Tensor], draw: int = 0) -> None:
+        """destinations ← w + θ, for tensors like `local_weights`; w stays. Streams in parallel may each do a draw."""
+        if self._fused is not None:
+            self._fused.draw_into(destinations, draw)
+        else:
+            θ = self.draw(*self._position, draw)
+            torch._foreach_copy_(destinations, torch._foreach_add(θ, self._weights))
+        increment_version(destinations)
 
     def _noise(self, strength: float, step: int, draw: int) -> Iterator[tuple[list[_Piece], list[Tensor]]]:
         """Block by block, the scaled noise of its pieces: views of scratch memory that the next block overwrites."""
@@ -264,10 +309,12 @@ class Perturbation:
         self._addresses = [_address(p) for p in self._parameters]
         shards = [sharding.local_part(p) for p in self._parameters]
         self._weights = [shard.local for shard in shards]
-        self._backups = [torch.empty_like(w) for w in self._weights]
+        self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
         self._slots = self._owners_of_parameters()
-        self._blocks = self._cut_into_blocks(shards)
+        layouts = [filter_layout(s.owner, s.slot, p) for s, p in zip(self.selected, self._parameters)]
+        self._fused = self._fuse(shards, layouts)
+        self._blocks = self._cut_into_blocks(shards, layouts) if self._fused is None else []
         self._scratch = {}
         for block in self._blocks:
             largest = max(block.elements, len(self._scratch.get(block.device, ())))
@@ -283,9 +330,34 @@ class Perturbation:
                     slots[module].append((slot, index[id(parameter)]))
         return dict(slots)
 
-    def _cut_into_blocks(self, shards: list[sharding.Shard]) -> list[_Block]:
+    def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> Fused | None:
+        """The fused kernels if they can do these weights, else None.
+
+        They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
+        cut by rows, if no filter spans ranks.
+        """
+        wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")  # for tests and comparisons: "foreach", "fused"
+        capable = all(w.is_cuda and torch.cuda.get_device_capability(w.device) >= (8, 0) for w in self._weights)
+        whole_rows = all(shard.local.shape[1:] == p.shape[1:] for shard, p in zip(shards, self._parameters))
+        cut_filters = isinstance(self.scale, filters.Filter) and any(
+            sharding.groups_that_share_filters(p, layout) for p, layout in zip(self._parameters, layouts)
+        )
+        if wanted == "foreach" or not (capable or wanted == "fused") or not whole_rows or cut_filters:
+            return None
+        try:
+            from smoothout.fused import Part, fuse
+        except ImportError:
+            return None
+        parts = [
+            Part(
+                shard.local, backup, layout, i, sharding.replica(p, self.shared_noise), shard.start[0] if p.ndim else 0
+            )
+            for i, (p, shard, backup, layout) in enumerate(zip(self._parameters, shards, self._backups, layouts))
+        ]
+        return fuse(parts, self.noise, self.scale)
+
+    def _cut_into_blocks(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> list[_Block]:
         """The blocks that this rank must draw, with the pieces in them. Boundaries do not depend on the sharding."""
-        layouts = [filter_layout(s.owner, s.slot, p) for s, p in zip(self.selected, self._parameters)]
         blocks = []
         for index, runs in enumerate(self._block_boundaries(layouts)):
             by_replica: dict[int, list[_Piece]] = defaultdict(list)
@@ -360,6 +432,10 @@ def _norms(piece: _Piece, values: Tensor) -> Tensor:
 def _outside_inference_mode() -> AbstractContextManager[Any]:
     """Buffers made in inference mode could not be written outside it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _empty_with_same_strides(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _numel(shape: tuple[int, ...]) -> int:
