@@ -1,6 +1,6 @@
 """Mixed precision, gradient accumulation, clipping and a schedule, with attach(): the loop does not know of SmoothOut.
 
-    python examples/amp_accumulation_clipping.py
+python examples/amp_accumulation_clipping.py
 """
 
 import torch

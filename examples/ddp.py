@@ -1,6 +1,6 @@
 """Distributed data parallel: every rank draws its own θ, so N ranks average N draws at no cost.
 
-    torchrun --nproc-per-node 2 examples/ddp.py
+torchrun --nproc-per-node 2 examples/ddp.py
 """
 
 import torch

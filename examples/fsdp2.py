@@ -1,6 +1,6 @@
 """FSDP2: weights are sharded, a logical tensor has one θ, each rank draws only its part of it.
 
-    torchrun --nproc-per-node 2 examples/fsdp2.py
+torchrun --nproc-per-node 2 examples/fsdp2.py
 """
 
 import torch

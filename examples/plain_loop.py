@@ -1,6 +1,6 @@
 """SmoothOut in a plain training loop: two lines more than without it.
 
-    python examples/plain_loop.py
+python examples/plain_loop.py
 """
 
 import torch
