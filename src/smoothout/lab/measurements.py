@@ -66,7 +66,7 @@ def take(
     started = time.monotonic()
     batches = trained.batches(split)
     result = getattr(measure, kind)(trained.model, mean_loss, batches, progress=progress, **more, **settings)
-    how = {"split": split, **settings, **_surroundings(trained, started)}
+    how = {"split": split, "images": len(batches.split), **settings, **_surroundings(trained, started)}
     return Measurement(f"{kind}-{split}", result, how)
 
 
@@ -84,7 +84,13 @@ def take_interpolation(
     result = measure.interpolate(
         a.model, *states, mean_loss, a.batches(split), alphas, accuracy_fn=accuracy, progress=progress, **settings
     )
-    how = {"split": split, "to": b.run.config.hash, **settings, **_surroundings(a, started)}
+    how = {
+        "split": split,
+        "images": len(a.batches(split).split),
+        "to": b.run.config.hash,
+        **settings,
+        **_surroundings(a, started),
+    }
     return Measurement(f"interpolation-{split}-{b.run.config.hash}", result, how)
 
 

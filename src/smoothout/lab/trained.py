@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from smoothout.lab.train import build
 from smoothout.lab.train.processes import choose_device
 
 Batch = tuple[Tensor, Tensor]
+SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,25 @@ def load_trained(
     device: str = "auto",
     data_root: str | Path | None = None,
     batch_size: int | None = None,
+    images: int | None = None,
 ) -> Trained:
     """The network of a run with the weights of its last (or best) epoch, in fp32, on a device.
 
     Args:
         batch_size: of the measuring: it changes no mean, only the time (and noise that is drawn anew for each batch).
+        images: measure on the first so many of each split, in the files' order; by default on all.
     """
     run, on = load_run(path), choose_device(device)
     dataset = build.load_dataset(run.config, data_root)
     model = build.with_ghost_layers(build.build_model(run.config, dataset), run.config)
     model.load_state_dict(run.weights(which))
+    if images is not None:
+        whole = {split: getattr(dataset, split) for split in SPLITS}
+        first = {name: split.take(torch.arange(min(images, len(split)))) for name, split in whole.items()}
+        dataset = replace(dataset, **first)
     on_device = dataset.to(on)
     splits = {
-        split: build.judging_batches(run.config, on_device, on, split=split, batch_size=batch_size)
-        for split in ("train", "test")
+        split: build.judging_batches(run.config, on_device, on, split=split, batch_size=batch_size) for split in SPLITS
     }
     return Trained(run, model.to(on), splits["train"], splits["test"], which)
 

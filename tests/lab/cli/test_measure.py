@@ -31,7 +31,7 @@ def smoothout(*arguments, cwd):
 COMMANDS = [
     ("sharpness", ["--restarts", "2", "--method", "ascent"], measure.Sharpness),
     ("sensitivity", ["--strengths", "0,0.05", "--draws", "2", "--split", "test"], measure.Sensitivity),
-    ("landscape", ["--steps", "5", "--directions", "2"], measure.Landscape),
+    ("landscape", ["--steps", "5", "--directions", "2", "--images", "100"], measure.Landscape),
     ("curvature", ["--probes", "3", "--max-iterations", "10"], measure.Curvature),
 ]
 
@@ -47,6 +47,7 @@ def test_each_kind_is_printed_kept_and_drawn(runs, kind, arguments, result):
         assert isinstance(kept.result, result)
         assert kept.how["split"] == name.split("-")[1]
         assert kept.how["weights"] == "last"
+        assert kept.how["images"] == {"landscape": 100, "sensitivity": 360}.get(kind, 1437)
         assert run in done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ Weights = Annotated[Literal["last", "best"], typer.Option(help="of the last epoc
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 DataRoot = Annotated[Path | None, typer.Option(help="where data are looked for first")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="images evaluated at once  [default: 1000]")]
+Images = Annotated[int | None, typer.Option(min=1, help="measure on the first so many only  [default: all]")]
 Plot = Annotated[Path | None, typer.Option(help="draw all runs over each other into this file (.svg, .png, .pdf)")]
 Seed = Annotated[int, typer.Option(help="of starts, noise, directions and probes")]
 Scale = Annotated[Literal["absolute", "filter"], typer.Option(help="filter: relative to the norms of filters")]
@@ -50,6 +52,7 @@ def sharpness(
     device: Device = "auto",
     data_root: DataRoot = None,
     batch_size: BatchSize = None,
+    images: Images = None,
     plot: Plot = None,
 ) -> None:
     """(C_ε, A)-sharpness after Keskar: how far the loss can rise in a small box, in per cent.
@@ -60,7 +63,7 @@ def sharpness(
     """
     settings = {"epsilon": epsilon, "subspace": subspace, "restarts": restarts, "max_iterations": max_iterations}
     settings |= {"method": method, "scale": scale, "seed": seed}
-    taken = _measure_all("sharpness", runs, split, weights, device, data_root, batch_size, settings)
+    taken = _measure_all("sharpness", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
     _print_table(
         ("run", "sharpness", "mean of starts", "starts", "loss", "status"),
         [
@@ -87,6 +90,7 @@ def sensitivity(
     device: Device = "auto",
     data_root: DataRoot = None,
     batch_size: BatchSize = None,
+    images: Images = None,
     plot: Plot = None,
 ) -> None:
     """The loss under noise, C̄(w; a), against its strength a, and the slope s = ΔC̄/Δa.
@@ -97,7 +101,7 @@ def sensitivity(
     """
     settings = {"strengths": _numbers("strengths", strengths), "noise": noise, "scale": scale, "draws": draws}
     settings |= {"fresh_noise_per_batch": fresh_noise, "seed": seed}
-    taken = _measure_all("sensitivity", runs, split, weights, device, data_root, batch_size, settings)
+    taken = _measure_all("sensitivity", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
     _print_table(
         ("run", "loss", f"loss at a = {strengths.split(',')[-1]}", "slope s"),
         [(name, f"{r.losses[0]:.4g}", f"{r.losses[-1]:.4g}", f"{r.slope:.4g}") for name, r in taken.items()],
@@ -118,6 +122,7 @@ def landscape(
     device: Device = "auto",
     data_root: DataRoot = None,
     batch_size: BatchSize = None,
+    images: Images = None,
     plot: Plot = None,
 ) -> None:
     """The loss along random filter-normalised directions.
@@ -127,7 +132,7 @@ def landscape(
     smoothout measure landscape runs/f1 --dims 2 --steps 25 --plot contours.svg
     """
     settings = {"dims": dims, "span": span, "steps": steps, "directions": directions, "seed": seed}
-    taken = _measure_all("landscape", runs, split, weights, device, data_root, batch_size, settings)
+    taken = _measure_all("landscape", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
     middle = [(name, f"{r.base_loss:.4g}") for name, r in taken.items()]
     _print_table(("run", "loss in the middle"), middle)
     _draw("landscape", taken, plot)
@@ -145,6 +150,7 @@ def curvature(
     device: Device = "auto",
     data_root: DataRoot = None,
     batch_size: BatchSize = None,
+    images: Images = None,
     plot: Plot = None,
 ) -> None:
     """Leading eigenvalues and trace of the Hessian, by Hessian-vector products.
@@ -153,7 +159,7 @@ def curvature(
     smoothout measure curvature runs/f1 --top 3
     """
     settings = {"top": top, "probes": probes, "max_iterations": max_iterations, "seed": seed}
-    taken = _measure_all("curvature", runs, split, weights, device, data_root, batch_size, settings)
+    taken = _measure_all("curvature", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
     rows = [
         (name, ", ".join(f"{v:.4g}" for v in r.eigenvalues), f"{r.trace:.4g} ± {r.trace_error:.2g}", str(r.converged))
         for name, r in taken.items()
@@ -173,6 +179,7 @@ def interpolate(
     device: Device = "auto",
     data_root: DataRoot = None,
     batch_size: BatchSize = None,
+    images: Images = None,
     plot: Plot = None,
 ) -> None:
     """Loss and accuracy on the line between the weights of two runs: the paper's Figure 2(a).
@@ -180,7 +187,8 @@ def interpolate(
     \b
     smoothout measure interpolate runs/small runs/large --plot line.svg
     """
-    start, end = (load_trained(path, weights, device, data_root, batch_size) for path in (a, b))
+    loading = _Loading(weights, device, data_root, batch_size, images)
+    start, end = loading.load(a), loading.load(b)
     with _bar("interpolation") as progress:
         taken = measurements.take_interpolation(start, end, _grid(alphas), split, progress, batchnorm=batchnorm)
     measurements.save(a, taken)
@@ -193,15 +201,22 @@ def interpolate(
 # ---- what the commands share ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Loading:
+    """How a finished run is loaded: the options that all commands share."""
+
+    weights: Literal["last", "best"]
+    device: str
+    data_root: Path | None
+    batch_size: int | None
+    images: int | None
+
+    def load(self, path: Path) -> Trained:
+        return load_trained(path, self.weights, self.device, self.data_root, self.batch_size, self.images)
+
+
 def _measure_all(
-    kind: Any,
-    places: list[Path],
-    split: Literal["train", "test"],
-    weights: Literal["last", "best"],
-    device: str,
-    data_root: Path | None,
-    batch_size: int | None,
-    settings: dict[str, Any],
+    kind: Any, places: list[Path], split: Literal["train", "test"], loading: _Loading, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Measure every finished run at these places, keep the results in their folders, and give them by name."""
     paths = [path for path in find_runs(*places) if load_run(path).record is not None]
@@ -209,7 +224,7 @@ def _measure_all(
         raise RunError(f"no finished run in {', '.join(map(str, places))}")
     results = {}
     for path in paths:
-        trained: Trained = load_trained(path, weights, device, data_root, batch_size)
+        trained = loading.load(path)
         with _bar(f"{kind} of {path}") as progress:
             taken = measurements.take(kind, trained, split, progress, **settings)
         measurements.save(path, taken)
