@@ -7,10 +7,10 @@ READY  := $(VENV)/.ready
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types layers unit format soak docs clean
+.PHONY: help venv demo test lint types layers unit format soak clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/[$$][$$]/$$/' | expand -t 10
 
 venv: $(READY)  ## a virtual environment with everything the demo and the tests need
 
@@ -46,10 +46,6 @@ soak: $(READY)  ## the long campaigns; the log of the last run is kept under res
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-docs: $(READY)  ## build the documentation into site/
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site build dist
