@@ -1,0 +1,333 @@
+"""Lightning's real Trainer: the callback trains as the explicit loop does, and everybody else finds clean weights."""
+
+import copy
+import signal
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from cases import assert_same, snapshot
+from smoothout import SmoothOut
+from smoothout.integrations.lightning import SmoothOutCallback
+
+L = pytest.importorskip("lightning.pytorch")
+
+EPOCHS, ACCUMULATE, SETTINGS = 4, 2, {"scale": "filter", "seed": 3}
+
+
+def loader(seed=1, rows=48):
+    generator = torch.Generator().manual_seed(seed)
+    data = TensorDataset(torch.randn(rows, 6, generator=generator), torch.randn(rows, 3, generator=generator))
+    return DataLoader(data, batch_size=8, generator=generator)  # its own generator: dropout sees the same numbers
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+class Regression(L.LightningModule):
+    """Calls a part of itself, not its own forward, and checks at every turn which weights it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+        self.validated = self.saved = self.noisy = 0
+        self.clean = self.copy()
+
+    def copy(self):
+        return {name: p.detach().clone() for name, p in self.net.named_parameters()}
+
+    def is_clean(self):
+        return all(torch.equal(p, self.clean[name]) for name, p in self.net.named_parameters())
+
+    def loss(self, batch):
+        return (self.net(batch[0]) - batch[1]).square().mean()
+
+    def on_train_epoch_start(self):
+        torch.manual_seed(self.current_epoch)  # dropout of a resumed run
+
+    def on_train_batch_start(self, batch, batch_idx):
+        assert self.is_clean()
+
+    def training_step(self, batch, batch_idx):
+        self.noisy += not self.is_clean()
+        return {"loss": self.loss(batch)}
+
+    def on_after_backward(self):
+        assert self.is_clean()
+
+    def optimizer_step(self, *args, **kwargs):
+        super().optimizer_step(*args, **kwargs)
+        self.clean = self.copy()
+
+    def validation_step(self, batch, batch_idx):
+        assert self.is_clean()
+        self.validated += 1
+        self.log("val_loss", self.loss(batch))
+
+    def on_save_checkpoint(self, checkpoint):
+        for name, p in self.clean.items():
+            assert torch.equal(checkpoint["state_dict"][f"net.{name}"], p), name
+        self.saved += 1
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def fit(module, callbacks, folder, ckpt_path=None, train=None, trainer_class=L.Trainer, **settings):
+    settings = {"max_epochs": EPOCHS, "accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": 1.0} | settings
+    trainer = trainer_class(
+        default_root_dir=folder, callbacks=callbacks, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, **settings,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # ours: an optimizer's step without a perturbed forward
+        warnings.filterwarnings("ignore", module="lightning|pytorch_lightning")
+        trainer.fit(module, loader() if train is None else train, loader(seed=2, rows=16), ckpt_path=ckpt_path)
+    return trainer
+
+
+def explicit(strength=0.3):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    smooth = SmoothOut(model, strength, **SETTINGS)
+    batches = list(loader())
+    for epoch in range(EPOCHS):
+        torch.manual_seed(epoch)
+        for first in range(0, len(batches), ACCUMULATE):
+            with smooth.perturbed():
+                for x, y in batches[first : first + ACCUMULATE]:
+                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_equal_models(a, b):
+    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def test_equals_the_explicit_loop_bit_for_bit_with_validation_and_checkpoints_inside(tmp_path):
+    module, callback = Regression(), SmoothOutCallback(0.3, **SETTINGS)
+    saver = L.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer = fit(module, [saver, callback], tmp_path, val_check_interval=3)
+    assert_equal_models(module.net, explicit())
+    batches = 6
+    assert module.noisy == EPOCHS * batches
+    assert module.validated == 2 + EPOCHS * 2 * 2  # the sanity check too
+    assert module.saved == EPOCHS * batches // ACCUMULATE // 2
+    assert callback.smooth.step_count == trainer.global_step == EPOCHS * batches // ACCUMULATE
+    assert "training_step" not in vars(trainer.strategy)
+
+
+def test_strength_zero_is_plain_training(tmp_path):
+    plain, zero = Regression(), Regression()
+    fit(plain, [], tmp_path)
+    fit(zero, [SmoothOutCallback(0.0)], tmp_path)
+    assert_equal_models(plain, zero)
+
+
+def test_resume_at_an_epochs_end_is_bit_equal(tmp_path):
+    whole = Regression()
+    fit(whole, [SmoothOutCallback(0.3, **SETTINGS)], tmp_path)
+    fit(Regression(), [SmoothOutCallback(0.3, **SETTINGS)], tmp_path / "half", max_epochs=2)
+    (checkpoint,) = tmp_path.glob("half/**/*.ckpt")
+    resumed, callback = Regression(), SmoothOutCallback(0.3, scale="filter", seed=99)  # the seed is the checkpoint's
+    resumed.load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
+    resumed.clean = resumed.copy()
+    fit(resumed, [callback], tmp_path / "rest", ckpt_path=checkpoint)
+    assert_equal_models(resumed, whole)
+    assert callback.smooth.step_count == 12
+
+
+def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
+    module, callback = Regression(), SmoothOutCallback(0.3, **SETTINGS)
+    trainer = fit(module, [callback], tmp_path, max_epochs=2)
+    trainer.fit_loop.max_epochs = EPOCHS
+    trainer.fit(module, loader(), loader(seed=2, rows=16))
+    assert callback.smooth.step_count == 12
+
+
+@pytest.mark.parametrize("moment", ["training_step", "between", "backward", "validation"])
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_after_an_exception_the_weights_are_clean(tmp_path, moment, error):
+    def fail(*_):
+        raise error
+
+    class Failing(Regression):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            if batch_idx == 3 and moment == "training_step":
+                fail()
+            if batch_idx == 3 and moment == "backward":
+                self.net[0].weight.register_hook(fail)
+            return output
+
+        def on_before_zero_grad(self, optimizer):
+            if self.noisy == 3 and moment == "between":
+                assert not self.is_clean()
+                fail()
+
+        def validation_step(self, batch, batch_idx):
+            if self.noisy and moment == "validation":
+                fail()
+
+    module, callback = Failing(), SmoothOutCallback(0.3)
+    # Lightning turns an interrupt into an exit, after its own clean-up, and from then on ignores Ctrl-C.
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+        fit(module, [callback], tmp_path)
+    signal.signal(signal.SIGINT, handler)
+    assert module.is_clean()
+    assert not module.net._state_dict_hooks
+    assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_batch_without_loss_is_skipped(tmp_path):
+    class Skipping(Regression):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            return None if batch_idx == 2 else output
+
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+
+    module, callback = Skipping(), SmoothOutCallback(0.3)
+    fit(module, [callback], tmp_path, max_epochs=1, accumulate_grad_batches=1)
+    assert module.noisy == 6
+
+
+def test_one_theta_per_step_or_per_batch(tmp_path):
+    class Remembering(Regression):
+        def training_step(self, batch, batch_idx):
+            self.seen.append((self.net[0].weight - self.clean["0.weight"]).detach())
+            return super().training_step(batch, batch_idx)
+
+    for draw, same in (("step", True), ("forward", False)):
+        module = Remembering()
+        module.seen = []
+        fit(module, [SmoothOutCallback(0.3, draw=draw)], tmp_path, max_epochs=1)
+        assert torch.equal(module.seen[0], module.seen[1]) is same
+        assert not torch.equal(module.seen[1], module.seen[2])
+
+
+def test_a_module_that_is_copied_or_pickled_during_training(tmp_path):
+    class Copying(Regression):
+        def on_train_batch_end(self, *_):
+            copied = copy.deepcopy(self.net)
+            assert all(torch.equal(p, q) for p, q in zip(copied.parameters(), self.net.parameters()))
+            torch.save(self.net, tmp_path / "whole.pt")
+
+    fit(Copying(), [SmoothOutCallback(0.3)], tmp_path, max_epochs=1)
+
+
+def test_weight_averaging_beside_it(tmp_path):
+    """Its last epoch has no backward, but measures BatchNorm's statistics: at the averaged weights, without noise."""
+
+    class Averaged(Regression):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.clean = self.copy()  # what averaging left there
+
+        def on_save_checkpoint(self, checkpoint):
+            pass
+
+    module = Averaged()
+    averaging = L.callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
+    trainer = fit(module, [averaging, SmoothOutCallback(0.3)], tmp_path)
+    assert trainer.current_epoch == EPOCHS + 1
+    assert module.noisy == EPOCHS * 6
+    assert module.is_clean()
+
+
+def test_select_sees_the_modules_own_names(tmp_path):
+    names = []
+
+    def first_layer(name, parameter, module):
+        names.append(name)
+        return name.startswith("net.0")
+
+    callback = SmoothOutCallback(0.3, select=first_layer)
+    fit(Regression(), [callback], tmp_path, max_epochs=1)
+    assert "net.4.weight" in names
+    assert [row.plain_name for row in callback.smooth._perturbation.selected] == ["net.0.weight", "net.0.bias"]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_other_precisions(tmp_path, precision):
+    class Cast(Regression):
+        def on_fit_start(self):
+            self.clean = self.copy()
+
+        def loss(self, batch):
+            return (self.net(batch[0]) - batch[1]).float().square().mean()
+
+    module = Cast()
+    fit(module, [SmoothOutCallback(0.3, **SETTINGS)], tmp_path, precision=precision)
+    assert module.noisy == EPOCHS * 6
+
+
+def test_the_same_library_under_its_older_name(tmp_path):
+    older = pytest.importorskip("pytorch_lightning")
+
+    class Older(older.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        on_train_epoch_start, training_step = Regression.on_train_epoch_start, lambda self, batch, _: self.loss(batch)
+        loss, configure_optimizers = Regression.loss, Regression.configure_optimizers
+
+    module = Older()
+    fit(module, [SmoothOutCallback(0.3, **SETTINGS)], tmp_path, trainer_class=older.Trainer)
+    assert_equal_models(module.net, explicit())
+
+
+def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
+    class Manual(Regression):
+        automatic_optimization = False
+
+    class DeepSpeedStrategy(L.strategies.SingleDeviceStrategy):
+        """Found by its name: the real one cannot be made where DeepSpeed is not installed."""
+
+    class Replicated(Regression):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.DataParallel(self.net)
+
+    with pytest.raises(ValueError, match=r"automatic_optimization=False.*with smooth.perturbed\(\)"):
+        fit(Manual(), [SmoothOutCallback()], tmp_path, gradient_clip_val=None, accumulate_grad_batches=1)
+    with pytest.raises(ValueError, match="DeepSpeed keeps the weights in buffers of its own"):
+        fit(Regression(), [SmoothOutCallback()], tmp_path, strategy=DeepSpeedStrategy(torch.device("cpu")))
+    with pytest.raises(ValueError, match="use DistributedDataParallel"):
+        fit(Replicated(), [SmoothOutCallback()], tmp_path)
+
+
+def test_lbfgs_is_refused_and_nothing_is_left_behind(tmp_path):
+    class Lbfgs(Regression):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters())
+
+    module = Lbfgs()
+    before = snapshot(module)
+    with pytest.raises(ValueError, match="LBFGS evaluates its closure at several points"):
+        fit(module, [SmoothOutCallback(0.3)], tmp_path, gradient_clip_val=None)
+    assert_same(module, before)
+
+
+def test_bad_arguments_are_refused_at_once():
+    with pytest.raises(ValueError, match="strength=-1"):
+        SmoothOutCallback(-1)
+    with pytest.raises(ValueError, match="noise='loud'"):
+        SmoothOutCallback(noise="loud")
+    with pytest.raises(ValueError, match="draw='epoch'"):
+        SmoothOutCallback(draw="epoch")
+    with pytest.raises(TypeError, match="select=3"):
+        SmoothOutCallback(select=3)
+    with pytest.raises(TypeError, match="sead"):
+        SmoothOutCallback(sead=3)
