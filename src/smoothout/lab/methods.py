@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from smoothout import SmoothOut
+from smoothout import SmoothOut, SmoothOutEnsemble
 from smoothout.filters import Filter, Scale, as_scale
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
 from smoothout.lab.train.strength import strength_schedule
@@ -127,6 +129,32 @@ class Smoothed(Plain):
         self.smooth.load_state_dict(state)
 
 
+class FixedCopies(Plain):
+    """Deterministic SmoothOut (Eq. 1): the gradient of the mean loss of N copies whose noise never changes."""
+
+    def __init__(self, update: GhostStep, ensemble: SmoothOutEnsemble) -> None:
+        super().__init__(update)
+        self.ensemble, self.strength = ensemble, ensemble.strength
+
+    def step(self, batch: Batch) -> StepResult:
+        seen = add_up(self._backward(ghost) for ghost in self.update.ghosts(batch))
+        self.update.update()
+        return StepResult(*seen, evaluations=self.ensemble.copies)
+
+    def _backward(self, ghost: Batch) -> Seen:
+        right = torch.zeros((), device=ghost.labels.device)
+
+        def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            with self.update.precision():
+                outputs = model(batch[0])
+            right.add_((outputs.detach().argmax(1) == batch[1]).sum())
+            return F.cross_entropy(outputs.float(), batch[1])
+
+        loss = self.ensemble.loss(loss_fn, (ghost.images, ghost.labels)) * (len(ghost.labels) / ghost.total)
+        self.update.scaler.scale(loss).backward()
+        return Seen(loss.detach(), right / self.ensemble.copies)
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method by name.
@@ -173,8 +201,20 @@ def _smoothed(config: Config, update: GhostStep, steps: int, steps_per_epoch: in
     return Smoothed(update, smooth, config.draws_number, config.antithetic)
 
 
+def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
+    if config.draws_number is None:
+        raise ValueError(f"method='ensemble' with draws={config.draws!r}: give the number of copies")
+    how: dict[str, Any] = {"noise": noise_of(config), "scale": scale_of(config), "seed": config.seed}
+    select = everything if config.perturb_bn else None
+    ensemble = SmoothOutEnsemble(update.model, config.draws_number, config.strength, select=select, **how)
+    return FixedCopies(update, ensemble)
+
+
 METHODS: dict[str, MethodEntry] = {
     "plain": MethodEntry("the baseline: no noise", lambda config, update, steps, steps_per_epoch: Plain(update)),
     "smoothout": MethodEntry("the gradient at w + θ, θ of strength a", _smoothed, takes_noise=True),
     "adasmoothout": MethodEntry("the same, ‖θᵢ‖ = a·‖wᵢ‖ per filter", _smoothed, takes_noise=True, scale="filter"),
+    "ensemble": MethodEntry(
+        "the mean loss of as many fixed copies as there are draws", _fixed_copies, takes_noise=True
+    ),
 }

@@ -11,8 +11,10 @@ from typing import Any
 from smoothout.lab import measurements
 from smoothout.lab.runs import CONFIG, METRICS, PROVENANCE, RESULT, RunError
 
-ONE_VALUE = (CONFIG, RESULT, PROVENANCE)
+FAILED = "failed.json"  # why a run that diverged has no result
+ONE_VALUE = (CONFIG, RESULT, PROVENANCE, FAILED)
 _ABSOLUTE_OUT = re.compile(r"--out /[^ \"]+")  # a place on somebody's machine: not for keeping
+_OTHER_PLACE = re.compile(r"--(data-root|pack|results|imagenet) /[^ \"]+")
 
 
 def pack(runs: Iterable[Path], root: Path) -> str:
@@ -22,12 +24,14 @@ def pack(runs: Iterable[Path], root: Path) -> str:
         files: dict[str, Any] = {
             name: json.loads((run / name).read_text()) for name in ONE_VALUE if (run / name).exists()
         }
-        epochs = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+        lines_of_epochs = (run / METRICS).read_text().splitlines() if (run / METRICS).exists() else []
+        epochs = [json.loads(line) for line in lines_of_epochs]
         columns = {name: [epoch[name] for epoch in epochs] for name in epochs[0]} if epochs else {}
         for path in sorted((run / measurements.FOLDER).glob("*.json")):
             files[f"{measurements.FOLDER}/{path.name}"] = json.loads(path.read_text())
         name = str(run.relative_to(root))
         line = json.dumps({"run": name, "metrics": columns, "files": files})
+        line = _OTHER_PLACE.sub(lambda place: f"--{place[1]} {place[1].upper()}", line)
         lines.append(_ABSOLUTE_OUT.sub(f"--out {name}", line))
     return "\n".join(lines) + "\n"
 

@@ -36,6 +36,7 @@ def default_strength(method: str, noise: str, scale: str) -> float | None:
         ("adasmoothout", "uniform", "filter"): 0.15,
         ("adasmoothout", "gaussian", "filter"): 0.20,
         ("smoothout", "bernoulli", "weight"): 1.0,
+        ("ensemble", "uniform", "absolute"): 0.0375,
     }
     return known.get((method, noise, scale))
 

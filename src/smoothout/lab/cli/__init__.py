@@ -9,13 +9,13 @@ import traceback
 import torch
 import typer
 
-from smoothout.lab.cli import data, demo, doctor, measure, report, train
+from smoothout.lab.cli import data, demo, doctor, measure, report, reproduce, train
 from smoothout.lab.data import DataError
 from smoothout.lab.runs import RunError
 from smoothout.lab.train.processes import speaks_for_all
 from smoothout.lab.train.stop import Interrupted
 
-COMMANDS = (demo, train, measure, report, data, doctor)
+COMMANDS = (demo, train, measure, reproduce, report, data, doctor)
 
 # What a user can cause and mend: said in one message. Anything else is a fault of ours and keeps its traceback.
 EXPECTED = (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError)

@@ -1,0 +1,215 @@
+"""`smoothout reproduce`: the paper's tables, figures and claims."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smoothout.lab import packs
+from smoothout.lab.config import nearest
+from smoothout.lab.experiments.catalogue import chosen
+from smoothout.lab.experiments.pages import results_markdown, write_page
+from smoothout.lab.experiments.queue import Plan, plan
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.runner import run_queue
+from smoothout.lab.experiments.speeds import Speeds
+from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
+from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
+from smoothout.lab.presets import PRESETS
+from smoothout.lab.runs import write_atomically
+
+RESULTS, EVERY_PRESET = "results", "all"
+
+HELP = """Run the paper's tables, figures and claims, and write a page with our numbers beside the paper's.
+
+NAMES: table1 … table5, figure1, figure2, figure4 … figure9, claims, ncopy, choice, why; all of them by `all`. What is
+done, in --out or in a pack under --results, is skipped by its configuration's hash. `results` trains nothing: it shows
+every record there is. The same command again goes on where the last one stopped.
+
+\b
+smoothout reproduce --list --seeds 5
+smoothout reproduce table1 --scale tiny --out runs/tiny
+smoothout reproduce table1 figure2 --seeds 5 --minutes 9 --out runs/paper \\
+  --pack results/table1.jsonl
+smoothout reproduce table2 --models alexnet,resnet18 --imagenet DIR --dry-run
+smoothout reproduce results --markdown > docs/results.md
+"""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for, with the records that are there."""
+
+    experiments: list[tuple[Setting, Experiment]]
+    seeds: range
+    records: Records
+    data_root: Path | None
+    retrain: bool
+
+    def plan(self, only: Experiment | None = None) -> Plan:
+        experiments = [e for _, e in self.experiments] if only is None else [only]
+        return plan(experiments, self.seeds, self.records, Speeds(self.records), self.data_root, self.retrain)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("reproduce", help=HELP)(_reproduce)
+
+
+def _reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="experiments, or all, or results")] = None,
+    scale: Annotated[Scale, typer.Option(help="paper, or tiny: the same on the digits, in minutes on a CPU")] = "paper",
+    preset: Annotated[str, typer.Option(help=f"{', '.join(PRESETS)}, or all")] = "paper",
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each kind, from --seed on")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
+    models: Annotated[str, typer.Option(help="only rows of these networks, such as f1,c1")] = "",
+    minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many; exit code 75")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="worker processes; on one GPU they take turns")] = 1,
+    out: Annotated[Path, typer.Option(help="folder for runs and page")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = Path("results"),
+    pack: Annotated[Path | None, typer.Option(help="write the records of --out into this .jsonl at the end")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="where data are looked for first")] = None,
+    imagenet: Annotated[str | None, typer.Option(help="folder with train/ and val/; default: imagenette")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="train packed runs again to measure what they lack")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="train nothing, print the tables as Markdown")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print every configuration, train nothing")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="what there is, what is done, and what the rest costs")] = False,
+) -> None:
+    names = list(names or [])
+    if not names and not list_:
+        raise ValueError("name an experiment, or all; `smoothout reproduce --list` shows what there is")
+    only_records = RESULTS in names
+    experiments = _experiments(names, scale, preset, imagenet, models)
+    with TemporaryDirectory() as unpacked:
+        pack_files = sorted(results.glob("*.jsonl"))
+        records = Records.read([] if only_records else [out], pack_files, Path(unpacked))
+        asked = _Asked(experiments, range(seed, seed + seeds), records, data_root, retrain)
+        if list_:
+            _print_list(asked)
+        elif dry_run:
+            _print_configurations(asked)
+        elif markdown:
+            print(results_markdown(experiments, records, _command()), end="")
+        elif only_records:
+            print(write_page(out, experiments, records, _command()))
+        else:
+            outcomes = _carry_out(asked, _place(scale, out, data_root, device, minutes, Speeds(records)), jobs)
+            if pack is not None:
+                _pack(out, pack)
+            records = Records.read([out], pack_files, Path(unpacked) / "again")
+            print(write_page(out, experiments, records, _command()))
+            _exit(outcomes)
+
+
+def _experiments(
+    names: list[str], scale: Scale, preset: str, imagenet: str | None, models: str
+) -> list[tuple[Setting, Experiment]]:
+    """Those asked for, in the presets asked for; `results`, and a list without names, are all of them."""
+    presets = list(PRESETS) if RESULTS in names or preset == EVERY_PRESET else [preset]
+    wanted = ["all"] if RESULTS in names or not names else names
+    only = [model for model in models.split(",") if model]
+    settings = [Setting(scale, _known_preset(each), imagenet) for each in presets]
+    return [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
+
+
+def _known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"preset={name!r} is not known{nearest(name, [*PRESETS, EVERY_PRESET])}")
+    return name
+
+
+def _command() -> str:
+    return shlex.join(["smoothout", *sys.argv[1:]])
+
+
+def _place(
+    scale: Scale, out: Path, data_root: Path | None, device: str, minutes: float | None, speeds: Speeds
+) -> Place:
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    threads = 1 if scale == "tiny" else None  # the networks are too small for more
+    return Place(out, data_root, device, deadline, threads, speeds)
+
+
+def _carry_out(asked: _Asked, place: Place, jobs: int) -> list[Outcome]:
+    todo = asked.plan()
+    print(
+        f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks, {_minutes(todo)} on an H200", flush=True
+    )
+    for line in _cannot(todo):
+        print(line, flush=True)
+    return run_queue(todo.tasks, place, jobs, say=lambda line: print(line, flush=True))
+
+
+def _cannot(todo: Plan) -> list[str]:
+    """What will not be done, and why."""
+    lines = [f"{dataset} is not here: {runs} runs left out" for dataset, runs in todo.absent.items()]
+    if todo.unmeasured:
+        lines.append(
+            f"{todo.unmeasured} runs are known from packs, without weights to measure: --retrain trains them again"
+        )
+    return lines
+
+
+def _minutes(todo: Plan) -> str:
+    return f"about {todo.seconds / 60:.1f} minutes"
+
+
+def _pack(out: Path, pack: Path) -> None:
+    ended = [found.run.path.resolve() for found in Records.read([out]).all() if found.is_done]
+    if ended:
+        pack.resolve().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(pack.resolve(), packs.pack(sorted(ended), out.resolve()).encode())
+        print(pack.resolve())
+
+
+def _exit(outcomes: Sequence[Outcome]) -> None:
+    """1 after a fault, 75 (try again) where time or a signal ended it, and nothing where all is done."""
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    for outcome in failed:
+        print(f"failed: {outcome.task}: {outcome.message}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+    if any(outcome.stops_the_queue for outcome in outcomes):
+        print("not all is done. The same command goes on from there.", file=sys.stderr)
+        raise typer.Exit(TIME_IS_UP_EXIT)
+
+
+def _print_list(asked: _Asked) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 170
+    table = Table(box=None, padding=(0, 1))
+    for name in ("experiment", "preset", "", "runs", "done", "missing", "minutes on an H200", "not possible here"):
+        table.add_column(name, justify="right" if name in ("runs", "done", "missing", "minutes on an H200") else "left")
+    for setting, experiment in asked.experiments:
+        todo = asked.plan(experiment)
+        absent = [f"{dataset} ({runs})" for dataset, runs in todo.absent.items()]
+        unmeasured = [f"measuring {todo.unmeasured} packed"] if todo.unmeasured else []
+        numbers = (todo.runs, todo.done, todo.runs - todo.done, f"{todo.seconds / 60:.1f}")
+        cells = (experiment.name, setting.preset, experiment.title, *map(str, numbers), ", ".join(absent + unmeasured))
+        table.add_row(*cells)
+    console.print(table)
+    print(f"for seeds {asked.seeds.start} … {asked.seeds.stop - 1}; runs that experiments share are counted in each")
+
+
+def _print_configurations(asked: _Asked) -> None:
+    for setting, experiment in asked.experiments:
+        print(f"{experiment.name}, preset {setting.preset}, scale {setting.scale}: {experiment.title}")
+        for row in experiment.rows:
+            settings = {k: v for k, v in row.config.to_dict().items() if k != "seed"}
+            paper = "" if row.accuracy is None else f"  paper {row.accuracy:.2f} %"
+            print(f"  {row.config.hash}  {row.label}{paper}")
+            print("    " + " ".join(f"{name}={value}" for name, value in settings.items()))

@@ -1,0 +1,226 @@
+"""Claims of the paper's text, each a small experiment on C1 with a verdict from the records.
+
+A gain is claimed only with three runs a side and an interval that excludes zero (`Difference.is_shown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from scipy import stats
+
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.choice import FACTORS, USUAL, held_out, robustness_rows
+from smoothout.lab.experiments.networks import C1, configure, label
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.table1 import rows_of
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.methods import METHODS
+from smoothout.lab.report.groups import Difference, Group, Sample, compare, difference
+from smoothout.lab.runs import Record
+
+NOT_MEASURED = "not measured yet"
+PAPER_SDS = {
+    ("plain", "small"): 0.33,
+    ("smoothout", "small"): 0.12,
+    ("plain", "large"): 0.24,
+    ("smoothout", "large"): 0.31,
+}
+SWA = "swa"  # a rival's method; its row is there when the method is
+Judge = Callable[[Setting, Records], Verdict]
+
+
+def claims(setting: Setting) -> Experiment:
+    return Experiment(
+        "claims",
+        "Claims of the text, on C1",
+        (*rows_of(setting, C1), *_robustness(setting), *_dropout(setting), *_swa(setting)),
+        judge=partial(_judge, setting),
+    )
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    return tuple(judge(setting, records) for judge in JUDGES)
+
+
+def _robustness(setting: Setting) -> list[Row]:
+    rows: list[Row] = []
+    for batch_size in (C1.small, C1.large):
+        baseline = held_out(setting, C1, batch_size, "plain")
+        rows.append(Row(label(C1, batch_size, "plain", ", judged on held-out images"), baseline))
+        rows += robustness_rows(setting, C1, batch_size, "smoothout")
+    return rows
+
+
+def _dropout(setting: Setting) -> list[Row]:
+    rows = [
+        Row(label(C1, batch_size, "plain", ", no dropout"), configure(setting, C1, batch_size, "plain", dropout=0.0))
+        for batch_size in (C1.small, C1.large)
+    ]
+    baseline = configure(setting, C1, C1.large, "plain")
+    how = {"noise": "bernoulli", "scale": "weight", "strength": 1.0, "dropout": 0.0}
+    dropped = configure(setting, C1, C1.large, "smoothout", **how)
+    text = label(C1, C1.large, "smoothout", ", Bernoulli noise ½, no dropout")
+    return [*rows, Row(text, dropped, versus=baseline)]
+
+
+def _swa(setting: Setting) -> list[Row]:
+    if SWA not in METHODS:
+        return []
+    baseline = configure(setting, C1, C1.large, "plain")
+    return [Row(label(C1, C1.large, "SWA"), configure(setting, C1, C1.large, SWA), versus=baseline)]
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def _accuracy(record: Record) -> float:
+    return record.reported.test_accuracy
+
+
+def _of(setting: Setting, records: Records, batch: str, method: str) -> Group | None:
+    return records.group(configure(setting, C1, getattr(C1, batch), method))
+
+
+def _strength_is_robust(setting: Setting, records: Records) -> Verdict:
+    claim = "a is robust: chosen at the small batch, it serves the large one untouched"
+    small, large = ([held_out(setting, C1, size, "plain"), *_strengths(setting, size)] for size in (C1.small, C1.large))
+    groups = [[records.group(config) for config in configs] for configs in (small, large)]
+    if any(group is None for side in groups for group in side):
+        return Verdict(claim, NOT_MEASURED, "")
+    at_small, at_large = ([group for group in side if group is not None] for side in groups)
+    best = max(range(1, len(at_small)), key=lambda i: at_small[i].sample(_accuracy).mean)
+    gains = [compare(at_large[0], group, _accuracy) for group in at_large[1:]]
+    helpful = [f"{FACTORS[i]:g}" for i, gain in enumerate(gains) if gain and gain.is_shown and gain.mean > 0]
+    reused = gains[best - 1]
+    evidence = (
+        f"chosen at {C1.small}: a = {USUAL['smoothout'] * FACTORS[best - 1]:g}; at {C1.large} it changes held-out "
+        f"accuracy by {_points(reused)}; a gain is measured there at a × {', '.join(helpful) or 'none'} "
+        f"(of × {', '.join(f'{factor:g}' for factor in FACTORS)})"
+    )
+    return Verdict(claim, _holds_if(reused, lambda d: d.mean > 0), evidence)
+
+
+def _strengths(setting: Setting, batch_size: int) -> list[Config]:
+    return [row.config for row in robustness_rows(setting, C1, batch_size, "smoothout")]
+
+
+def _large_gains_more(setting: Setting, records: Records) -> Verdict:
+    claim = "the large batch gains more from SmoothOut than the small one"
+    gains = []
+    for batch in ("small", "large"):
+        plain, smooth = _of(setting, records, batch, "plain"), _of(setting, records, batch, "smoothout")
+        if plain is None or smooth is None or plain.seeds != smooth.seeds:
+            return Verdict(claim, NOT_MEASURED, "")
+        pairs = zip(plain.sample(_accuracy).values, smooth.sample(_accuracy).values)
+        gains.append([after - before for before, after in pairs])
+    more = difference(gains[0], gains[1], paired=False)
+    means = [f"{100 * Sample(tuple(gain)).mean:+.2f}" for gain in gains]
+    evidence = f"gain {means[0]} points at {C1.small}, {means[1]} at {C1.large}; the difference is {_points(more)}"
+    return Verdict(claim, _holds_if(more, lambda d: d.mean > 0), evidence)
+
+
+def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
+    claim = "the large batch with SmoothOut reaches the small-batch baseline"
+    small, large = _of(setting, records, "small", "plain"), _of(setting, records, "large", "smoothout")
+    if small is None or large is None:
+        return Verdict(claim, NOT_MEASURED, "")
+    gap = compare(small, large, _accuracy)
+    evidence = f"batch {C1.large} with SmoothOut minus batch {C1.small} without: {_points(gap)}"
+    if gap is None or gap.n < 3:
+        return Verdict(claim, "too few runs", evidence)
+    if not gap.is_shown:
+        return Verdict(claim, "no difference measured between the two", evidence)
+    return Verdict(claim, "holds: it is above" if gap.mean > 0 else "does not hold: it stays below", evidence)
+
+
+def _ranks_agree(setting: Setting, records: Records) -> Verdict:
+    claim = "sharpness, slope under noise and accuracy rank the minima alike"
+    points = []
+    for row in rows_of(setting, C1):
+        measured = [
+            (found.measurement("sharpness-train"), found.measurement("sensitivity-train"), found.run.record)
+            for found in records.seeds_of(row.config)
+        ]
+        points += [(s.value, n.slope, _accuracy(record)) for s, n, record in measured if s and n and record]
+    if len(points) < 6:
+        return Verdict(claim, NOT_MEASURED, f"{len(points)} runs with both measurements; at least 6 are needed")
+    sharp, slopes, accuracies = zip(*points)
+    agreement = {
+        name: stats.kendalltau(values, accuracies) for name, values in (("sharpness", sharp), ("slope", slopes))
+    }
+    evidence = f"over {len(points)} runs, Kendall's τ with accuracy: " + ", ".join(
+        f"{name} {tau.statistic:+.2f} (p = {tau.pvalue:.2g})" for name, tau in agreement.items()
+    )
+    shown = all(tau.statistic < 0 and tau.pvalue < 0.05 for tau in agreement.values())
+    return Verdict(claim, "holds: both fall as accuracy rises" if shown else "no common ranking measured", evidence)
+
+
+def _dropout_leaves_the_gap(setting: Setting, records: Records) -> Verdict:
+    claim = "dropout does not close the gap between small and large batch"
+    with_ = [_of(setting, records, batch, "plain") for batch in ("small", "large")]
+    without = [records.group(row.config) for row in _dropout(setting)[:2]]
+    texts, gaps = [], []
+    for name, (small, large) in (("with dropout", with_), ("without", without)):
+        if small is None or large is None:
+            return Verdict(claim, NOT_MEASURED, "")
+        gaps.append(compare(large, small, _accuracy))
+        texts.append(f"gap {name}: {_points(gaps[-1])}")
+    dropped, base = records.group(_dropout(setting)[2].config), with_[1]
+    if dropped is not None and base is not None:
+        texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, dropped, _accuracy))}")
+    return Verdict(claim, _holds_if(gaps[0], lambda d: d.mean > 0), "; ".join(texts))
+
+
+def _spread_over_runs(setting: Setting, records: Records) -> Verdict:
+    claim = "different runs converge to similar accuracy: standard deviations of C1"
+    texts, inside = [], 0
+    for (method, batch), paper in PAPER_SDS.items():
+        group = _of(setting, records, batch, method)
+        sd = None if group is None else group.sample(_accuracy).sd
+        if group is None or sd is None or len(group.records) < 3:
+            return Verdict(claim, NOT_MEASURED, "at least 3 runs of each kind are needed")
+        freedom = len(group.records) - 1
+        low, high = (100 * sd * (freedom / stats.chi2.ppf(q, freedom)) ** 0.5 for q in (0.975, 0.025))
+        inside += low <= paper <= high
+        texts.append(f"{group.method_name} {getattr(C1, batch)}: {100 * sd:.2f} [{low:.2f}, {high:.2f}], paper {paper}")
+    agree = f"{inside} of {len(PAPER_SDS)} of the paper's lie in our 95 % intervals"
+    return Verdict(claim, agree, "points: " + "; ".join(texts))
+
+
+def _averaging_at_large_batch(setting: Setting, records: Records) -> Verdict:
+    claim = "averaging weights (SWA) at the large batch"
+    base, rows = _of(setting, records, "large", "plain"), _swa(setting)
+    group = records.group(rows[0].config) if rows else None
+    if base is None or group is None:
+        return Verdict(claim, NOT_MEASURED, "" if rows else f"the lab has no method {SWA!r}")
+    gain = compare(base, group, _accuracy)
+    shown = gain is not None and gain.is_shown
+    verdict = "no gain measured" if not shown or gain.mean <= 0 else "gains over the baseline"  # type: ignore[union-attr]
+    return Verdict(claim, verdict, f"against the baseline: {_points(gain)}")
+
+
+JUDGES: tuple[Judge, ...] = (
+    _strength_is_robust,
+    _large_gains_more,
+    _large_reaches_small,
+    _ranks_agree,
+    _dropout_leaves_the_gap,
+    _spread_over_runs,
+    _averaging_at_large_batch,
+)
+
+
+def _holds_if(found: Difference | None, is_so: Callable[[Difference], bool]) -> str:
+    if found is None or found.n < 3:
+        return "too few runs"
+    if not found.is_shown:
+        return "no difference measured"
+    return "holds" if is_so(found) else "does not hold"
+
+
+def _points(found: Difference | None) -> str:
+    if found is None:
+        return "– (n < 2)"
+    return f"{100 * found.mean:+.2f} points [{100 * found.low:+.2f}, {100 * found.high:+.2f}] (n = {found.n})"

@@ -1,0 +1,46 @@
+"""The measurements of the experiments, at both scales."""
+
+from __future__ import annotations
+
+from smoothout.lab.experiments.vocabulary import Measuring, Setting, Split
+
+NOISE_GRID = (0.0, 0.0125, 0.025, 0.0375, 0.05, 0.075, 0.1)
+FEW_IMAGES = 10_000  # enough for a deep network, whose passes are dear
+TINY_IMAGES = 200
+DEEP = ("resnet44", "alexnet", "resnet18")
+
+
+def sharpness(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
+    """(C_ε, A)-sharpness in all of space, ε = 5e-4, five starts of ten iterations, as in the paper.
+
+    By ascent, which stays on the device; the paper's solver is `smoothout measure sharpness --method lbfgsb`.
+    """
+    effort = (("restarts", 2), ("max_iterations", 2)) if setting.scale == "tiny" else ()
+    settings = (("epsilon", 5e-4), ("restarts", 5), ("max_iterations", 10), ("method", "ascent"))
+    return Measuring("sharpness", split, tuple({**dict(settings), **dict(effort)}.items()), _images(setting, model))
+
+
+def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
+    """C̄(w; a) on a grid of strengths; the noise is the same for every run."""
+    grid, draws = ((0.0, 0.0375, 0.1), 2) if setting.scale == "tiny" else (NOISE_GRID, 3)
+    return Measuring("sensitivity", split, (("strengths", grid), ("draws", draws)), _images(setting, model))
+
+
+def landscape(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
+    """Along filter-normalised directions."""
+    directions, steps = (2, 7) if setting.scale == "tiny" else (5, 41)
+    return Measuring(
+        "landscape", split, (("directions", directions), ("steps", steps), ("span", 1.0)), _images(setting, model)
+    )
+
+
+def alphas(setting: Setting) -> tuple[float, ...]:
+    """From −1 to 2; in the paper in steps of 0.1."""
+    steps = 6 if setting.scale == "tiny" else 30
+    return tuple(round(-1 + 3 * i / steps, 10) for i in range(steps + 1))
+
+
+def _images(setting: Setting, model: str) -> int | None:
+    if setting.scale == "tiny":
+        return TINY_IMAGES
+    return FEW_IMAGES if model in DEEP else None

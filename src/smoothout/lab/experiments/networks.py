@@ -1,0 +1,86 @@
+"""The paper's networks with their data, at both scales, and how a run of one is configured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from smoothout.lab.config import Config, resolve
+from smoothout.lab.experiments.chosen import CHOSEN
+from smoothout.lab.experiments.vocabulary import Setting
+
+METHOD_NAMES = {"plain": "baseline", "smoothout": "SmoothOut", "adasmoothout": "AdaSmoothOut"}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the paper on its data.
+
+    Args:
+        small, large: the batch sizes that are compared.
+        tiny_model: what stands in for it at tiny scale, on the digits.
+    """
+
+    title: str
+    model: str
+    dataset: str
+    small: int
+    large: int
+    tiny_model: str
+    is_convolutional: bool = True
+
+
+F1 = Network("F1, MNIST", "f1", "mnist", 256, 6000, "mlp", is_convolutional=False)
+C1 = Network("C1, CIFAR-10", "c1", "cifar10", 256, 5000, "c1")
+C3 = Network("C3, CIFAR-100", "c3", "cifar100", 256, 5000, "c1")
+RESNET44 = Network("ResNet44, CIFAR-10", "resnet44", "cifar10", 128, 2048, "resnet20")
+RESNET44_CIFAR100 = Network("ResNet44, CIFAR-100", "resnet44", "cifar100", 128, 1024, "resnet20")
+ALEXNET = Network("AlexNet, ImageNet", "alexnet", "imagenet", 256, 16384, "c1")
+RESNET18 = Network("ResNet18, ImageNet", "resnet18", "imagenet", 256, 16384, "resnet20")
+
+IMAGENETTE = "imagenette"
+IMAGENETTE_LARGE = 2048  # of its 2,500 training images: 16 whole ghosts of 128, and a short batch after it
+TINY_SMALL, TINY_LARGE = 48, 480  # of the digits' 1,437
+TINY_EPOCHS_OF = 50  # one tiny epoch for so many of the paper's, but two at least
+
+
+def configure(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
+    """The run of a network at a scale and in a preset; `settings` are those of `smoothout.lab.config`.
+
+    Preset `ours` adds what was chosen on held-out images, where anything was. Convolutional networks are trained in
+    bf16 and channels-last at the scale of the paper.
+    """
+    if setting.preset == "ours" and "strength" not in settings:
+        settings = {**CHOSEN.get((network.model, method), {}), **settings}
+    if setting.scale == "tiny":
+        return _tiny(setting, network, batch_size, method, settings)
+    dataset = network.dataset
+    if dataset == "imagenet":
+        dataset = f"imagefolder:{setting.imagenet}" if setting.imagenet else IMAGENETTE
+        batch_size = batch_size if setting.imagenet else min(batch_size, IMAGENETTE_LARGE)
+    if network.is_convolutional:
+        settings = {"amp": "bf16", "channels_last": True, **settings}
+    return resolve(
+        dataset=dataset, model=network.model, batch_size=batch_size, method=method, preset=setting.preset, **settings
+    )
+
+
+def _tiny(setting: Setting, network: Network, batch_size: int, method: str, settings: dict[str, Any]) -> Config:
+    usual = resolve(model=network.model, method="plain").epochs
+    epochs = max(2, math.ceil(settings.get("epochs", usual) / TINY_EPOCHS_OF))
+    settings = {**settings, "epochs": epochs}
+    settings |= {"hold_out": 300} if settings.get("hold_out") else {}
+    return resolve(
+        dataset="digits",
+        model=network.tiny_model,
+        batch_size=TINY_SMALL if batch_size <= 256 else TINY_LARGE,
+        method=method,
+        preset=setting.preset,
+        **settings,
+    )
+
+
+def label(network: Network, batch_size: int, method: str, more: str = "") -> str:
+    """What a row is called."""
+    return f"{network.title}, batch {batch_size}: {METHOD_NAMES.get(method, method)}{more}"

@@ -1,0 +1,71 @@
+"""The page of experiments, its pictures as files beside it, and the Markdown of `docs/results.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Experiment, Setting
+from smoothout.lab.report import paper
+from smoothout.lab.report.page import Page, Section
+from smoothout.lab.report.paper_figures import drawn, to_png
+from smoothout.lab.report.sections import provenance
+from smoothout.lab.runs import Record, write_atomically
+
+Wanted = Sequence[tuple[Setting, Experiment]]
+
+LEAD = "Our runs beside the numbers of Wen et al., SmoothOut (2018)."
+TINY = (
+    "Tiny scale: small networks on the digits. It shows that everything runs; the paper's numbers are no target here."
+)
+
+
+def write_page(out: Path, experiments: Wanted, records: Records, command: str) -> Path:
+    """One page for all, and each picture as PNG beside it; gives the page's path."""
+    sections = [
+        section for setting, experiment in experiments for section in paper.sections(experiment, setting, records)
+    ]
+    is_tiny = any(setting.scale == "tiny" for setting, _ in experiments)
+    presets = sorted({setting.preset for setting, _ in experiments})
+    reading = Section("How to read the tables", (*paper.NOTES, *paper.preset_notes(presets)))
+    used = records_of(experiments, records)
+    foot = provenance(used, command) if used else (("This page", command),)
+    lead = f"{LEAD} {TINY}" if is_tiny else LEAD
+    title = "The paper, reproduced: " + ", ".join(dict.fromkeys(experiment.name for _, experiment in experiments))
+    out.mkdir(parents=True, exist_ok=True)
+    path = (out / "index.html").resolve()
+    write_atomically(path, Page(title, lead, (*sections, reading), foot).to_html().encode())
+    for setting, experiment in experiments:
+        for i, drawing in enumerate(experiment.drawings):
+            draw = drawn(drawing, records)
+            if draw is not None:
+                write_atomically(path.with_name(f"{experiment.name}-{setting.preset}-{i}.png"), to_png(draw))
+    return path
+
+
+def records_of(experiments: Wanted, records: Records) -> list[Record]:
+    """The records behind experiments, each once."""
+    groups = {row.config.hash: records.group(row.config) for _, experiment in experiments for row in experiment.rows}
+    return [record for group in groups.values() if group is not None for record in group.records]
+
+
+def results_markdown(experiments: Wanted, records: Records, command: str) -> str:
+    """The tables of all that has been measured; which have nothing yet is said at the end."""
+    sections, unmeasured = [], []
+    for setting, experiment in experiments:
+        if experiment.drawings:
+            continue  # pictures are for pages
+        made = paper.sections(experiment, setting, records, only_measured=True)
+        sections += made
+        if not made:
+            unmeasured.append(f"{experiment.title} · preset {setting.preset}")
+    used = records_of(experiments, records)
+    devices = ", ".join(sorted({record.provenance.device for record in used})) or "none"
+    presets = sorted({setting.preset for setting, _ in experiments})
+    lead = (
+        f"Written by `{command}` from the records in `results/`, {len(used)} runs on {devices}; a test makes it again "
+        "and compares. Never edit it by hand.",
+        *paper.preset_notes(presets),
+    )
+    return paper.to_markdown(sections, "Results beside the paper's", lead, unmeasured)

@@ -1,0 +1,175 @@
+"""What is still to be done for experiments: runs with their measurements, and lines between runs, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from smoothout.lab.config import Config
+from smoothout.lab.data import catalogue
+from smoothout.lab.experiments.records import Found, Records
+from smoothout.lab.experiments.speeds import Speeds
+from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to train, if it is not, and then to measure; or, with a line, two finished runs to look between.
+
+    Args:
+        config: with its seed; of a line the run at the start.
+        trains: whether it is still to be trained.
+        seconds: estimated.
+        is_begun: a checkpoint of it is there.
+    """
+
+    config: Config
+    measurements: tuple[Measuring, ...] = ()
+    line: Line | None = None
+    trains: bool = False
+    seconds: float = 0.0
+    is_begun: bool = False
+
+    def __str__(self) -> str:
+        config = self.config
+        what = f"{config.model}, {config.dataset}, batch {config.batch_size}, {config.method}, preset {config.preset}"
+        line = f"line to {self.line.end.method}, batch {self.line.end.batch_size}: " if self.line else ""
+        return f"{line}{what}, seed {config.seed}, {config.hash}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tasks in the order they are to be done, and what cannot be done here.
+
+    Args:
+        runs, done: how many runs the experiments want, and how many of them are trained.
+        absent: data sets that are not here, with the number of runs that want them.
+        unmeasured: runs known only from packs, so without weights, of which something is still to be measured.
+    """
+
+    tasks: tuple[Task, ...]
+    runs: int
+    done: int
+    absent: dict[str, int]
+    unmeasured: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(task.seconds for task in self.tasks)
+
+
+def plan(
+    experiments: Iterable[Experiment],
+    seeds: Sequence[int],
+    records: Records,
+    speeds: Speeds,
+    data_root: Path | None = None,
+    retrain: bool = False,
+) -> Plan:
+    """What is missing: seed by seed, what was begun first, then from the cheapest to the dearest.
+
+    Args:
+        retrain: train runs again that are known from packs only, where something of them is still to be measured.
+    """
+    runs, lines = _wanted(experiments, seeds)
+    here = {dataset: is_here(dataset, data_root) for dataset in {config.dataset for config in runs}}
+    open_ends = _open_ends(lines, records)
+    tasks: list[Task] = []
+    absent: Counter[str] = Counter()
+    done = unmeasured = 0
+    for config, wanted in runs.items():
+        found = records.of(config)
+        is_done = found is not None and found.is_done
+        done += is_done
+        task = _task(config, wanted, found, speeds, lacks_line=config.hash in open_ends)
+        if task is None:
+            continue
+        if is_done and task.trains and not retrain:
+            unmeasured += 1
+        elif not here[config.dataset]:
+            absent[config.dataset] += 1
+        else:
+            tasks.append(task)
+    tasks += _line_tasks(lines, records, speeds, tasks)
+    order = sorted(tasks, key=lambda t: (t.config.seed, t.line is not None, not t.is_begun, t.seconds))
+    return Plan(tuple(order), len(runs), done, dict(absent), unmeasured)
+
+
+def _wanted(
+    experiments: Iterable[Experiment], seeds: Sequence[int]
+) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
+    """Each run once, with all that any experiment wants to know of it; and each line, with its seed."""
+    runs: dict[Config, dict[str, Measuring]] = {}
+    lines: dict[Line, None] = {}
+    for experiment in experiments:
+        for seed in seeds:
+            for row in experiment.rows:
+                asked = runs.setdefault(row.config.with_seed(seed), {})
+                for measuring in row.measurements:
+                    asked.setdefault(measuring.name, measuring)
+            for line in experiment.lines:
+                lines[replace(line, start=line.start.with_seed(seed), end=line.end.with_seed(seed))] = None
+    return {config: tuple(asked.values()) for config, asked in runs.items()}, list(lines)
+
+
+def _task(
+    config: Config, wanted: tuple[Measuring, ...], found: Found | None, speeds: Speeds, lacks_line: bool
+) -> Task | None:
+    """What is to be done for one run; None if nothing. Only weights can be measured: without them it is to train."""
+    missing = wanted
+    trains, is_begun = True, found is not None
+    if found is not None and found.is_done:
+        missing = tuple(measuring for measuring in wanted if measuring.name not in found.measured)
+        if found.failure or not (missing or (lacks_line and not found.has_weights)):
+            return None
+        trains, is_begun = not found.has_weights, False
+        missing = wanted if trains else missing
+    seconds = (speeds.training(config) if trains else 0.0) + sum(speeds.measuring(config, each) for each in missing)
+    return Task(config, missing, trains=trains, seconds=seconds, is_begun=is_begun)
+
+
+def _open_ends(lines: Iterable[Line], records: Records) -> set[str]:
+    """Hashes of the runs at the ends of lines that are still to be measured."""
+    return {end.hash for line in lines if not _is_measured(line, records) for end in (line.start, line.end)}
+
+
+def _is_measured(line: Line, records: Records) -> bool:
+    found = records.of(line.start)
+    return found is not None and line.name_for(line.start.seed) in found.measured
+
+
+def _line_tasks(lines: Iterable[Line], records: Records, speeds: Speeds, tasks: Sequence[Task]) -> list[Task]:
+    """Lines between runs that have weights now or will have them; again where an end is trained again."""
+    coming = {task.config.hash: task for task in tasks}
+
+    def will_have_weights(config: Config) -> bool:
+        found = records.of(config)
+        return config.hash in coming or (found is not None and found.has_weights)
+
+    made = []
+    for line in lines:
+        anew = any(end.hash in coming and coming[end.hash].trains for end in (line.start, line.end))
+        if (anew or not _is_measured(line, records)) and all(map(will_have_weights, (line.start, line.end))):
+            made.append(Task(line.start, line=line, seconds=speeds.measuring(line.start, line)))
+    return made
+
+
+def folder_of(out: Path, config: Config) -> Path:
+    """Where a run lies: a name that a person can read, and the hash of its configuration without the seed."""
+    dataset = re.sub(r"[^A-Za-z0-9]+", "-", config.dataset).strip("-")
+    family = f"{config.model}-{dataset}-{config.batch_size}-{config.method}-{config.preset}"
+    return out / f"{family}-{config.with_seed(0).hash}" / f"seed-{config.seed}"
+
+
+def is_here(dataset: str, data_root: Path | None) -> bool:
+    """Whether a data set is there, without reading it."""
+    if dataset.startswith(catalogue.FOLDER_PREFIX):
+        path = dataset.removeprefix(catalogue.FOLDER_PREFIX)
+        return any(
+            os.path.lexists(place) for place in (Path(path), *(r / path for r in catalogue.data_roots(data_root)))
+        )
+    return any(status.name == dataset and status.is_here for status in catalogue.status(data_root))

@@ -1,0 +1,96 @@
+"""What has been run already: run folders and packs of records, found by configuration."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothout.lab import measurements, packs
+from smoothout.lab.config import Config
+from smoothout.lab.report.groups import Group
+from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
+
+FAILED = packs.FAILED
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run that is there: finished, begun, or ended by a loss that was not finite (`failure` says how)."""
+
+    run: Run
+    measured: frozenset[str]
+    has_weights: bool
+    failure: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.run.record is not None or bool(self.failure)
+
+    def measurement(self, name: str) -> Any:
+        """The result of that name, or None."""
+        if name not in self.measured:
+            return None
+        return measurements.load_all(self.run.path)[name].result
+
+
+class Records:
+    """Runs by configuration hash. Of two with the same hash one counts: with weights, else with more measurements."""
+
+    def __init__(self, runs: Iterable[Found]) -> None:
+        self._by_hash: dict[str, Found] = {}
+        self._seeds: dict[str, list[Found]] = defaultdict(list)
+        for found in runs:
+            there = self._by_hash.get(found.run.config.hash)
+            if there is None or _worth(found) > _worth(there):
+                self._by_hash[found.run.config.hash] = found
+        for found in self._by_hash.values():
+            self._seeds[found.run.config.with_seed(0).hash].append(found)
+
+    @classmethod
+    def read(cls, folders: Sequence[Path], pack_files: Sequence[Path] = (), unpack_into: Path | None = None) -> Records:
+        """All runs below folders and in packs.
+
+        Args:
+            unpack_into: where packs are unpacked; it must stay for as long as measurements are read.
+        """
+        paths = find_runs(*folders)
+        for number, file in enumerate(pack_files):
+            assert unpack_into is not None
+            paths += packs.unpack(file, unpack_into / str(number))
+        return cls(look(path) for path in paths)
+
+    def of(self, config: Config) -> Found | None:
+        """The run of this configuration, seed included."""
+        return self._by_hash.get(config.hash)
+
+    def all(self) -> list[Found]:
+        """Everything that is there."""
+        return list(self._by_hash.values())
+
+    def seeds_of(self, config: Config) -> list[Found]:
+        """Every run of a configuration, seed apart, in the order of seeds."""
+        return sorted(self._seeds.get(config.with_seed(0).hash, []), key=lambda found: found.run.config.seed)
+
+    def group(self, config: Config) -> Group | None:
+        """The finished runs of a configuration, seed apart; None if there are none."""
+        runs = [found.run for found in self.seeds_of(config) if found.run.record is not None]
+        return Group(config.with_seed(0), tuple(runs)) if runs else None
+
+
+def look(path: Path) -> Found:
+    """A run folder as it is now."""
+    failure = path / FAILED
+    return Found(
+        load_run(path),
+        frozenset(file.stem for file in (path / measurements.FOLDER).glob("*.json")),
+        (path / LAST_WEIGHTS).exists(),
+        json.loads(failure.read_text(encoding="utf-8"))["message"] if failure.exists() else "",
+    )
+
+
+def _worth(found: Found) -> tuple[bool, bool, int]:
+    return found.is_done, found.has_weights, len(found.measured)

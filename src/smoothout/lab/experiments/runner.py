@@ -1,0 +1,121 @@
+"""The queue, one task after another or by several worker processes, until it is empty or the time is up."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.queue import Task
+from smoothout.lab.experiments.worker import Outcome, Place, carry_out
+
+Say = Callable[[str], None]
+
+
+def run_queue(tasks: Sequence[Task], place: Place, jobs: int = 1, say: Say = print) -> list[Outcome]:
+    """Carry tasks out, in order; gives what was tried. With a deadline it stops at a checkpoint; call again to go on.
+
+    Args:
+        jobs: worker processes, each of which is started once. On one GPU they take turns: several help where the host
+            is what a run waits for.
+        say: told one line a task.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        return _one_after_another(tasks, place, say)
+    with _Workers(jobs, place) as workers:
+        return workers.run(tasks, say)
+
+
+def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    waiting = list(tasks)
+    while waiting:
+        task = _next_ready(waiting, {(outcome.task.config, outcome.task.line) for outcome in outcomes}, tasks)
+        outcome = carry_out(task, place)
+        outcomes.append(outcome)
+        say(_in_words(outcome, len(outcomes), len(tasks)))
+        if outcome.stops_the_queue:
+            break
+    return outcomes
+
+
+def _next_ready(waiting: list[Task], ended: set[tuple[Config, object]], tasks: Sequence[Task]) -> Task:
+    """The first task that waits for nothing, taken off the list; IndexError if all wait."""
+    runs = {task.config for task in tasks if task.line is None}
+    for i, task in enumerate(waiting):
+        ends = (task.line.start, task.line.end) if task.line else ()
+        if all(end not in runs or (end, None) in ended for end in ends):
+            return waiting.pop(i)
+    raise IndexError("every task waits for another")
+
+
+class _Workers:
+    """Processes that live as long as the queue and take one task at a time."""
+
+    def __init__(self, count: int, place: Place) -> None:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self._processes = []
+        self._connections: list[Connection] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, replace(place, threads=place.threads or 1)))
+            process.start()
+            theirs.close()  # so that a worker's end is noticed here, and ours there
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for connection in self._connections:
+            connection.close()  # a worker that reads the end goes home
+        for process in self._processes:
+            process.join()
+
+    def run(self, tasks: Sequence[Task], say: Say) -> list[Outcome]:
+        waiting, outcomes, stopped = list(tasks), [], False
+        busy: dict[Connection, Task] = {}
+        idle = list(self._connections)
+        while busy or (waiting and not stopped and idle):
+            while idle and waiting and not stopped:
+                try:
+                    task = _next_ready(waiting, {(o.task.config, o.task.line) for o in outcomes}, tasks)
+                except IndexError:
+                    break  # lines wait for runs that others are at
+                connection = idle.pop()
+                connection.send(task)
+                busy[connection] = task
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                outcome, is_alive = _received(ready, busy.pop(ready))
+                idle += [ready] if is_alive else []
+                outcomes.append(outcome)
+                stopped = stopped or outcome.stops_the_queue
+                say(_in_words(outcome, len(outcomes), len(tasks)))
+        return outcomes
+
+
+def _received(connection: Connection, task: Task) -> tuple[Outcome, bool]:
+    """A worker's answer, and whether the worker is still there."""
+    try:
+        return connection.recv(), True
+    except EOFError:
+        return Outcome(task, "failed", "its process ended without a word (killed, or out of memory)"), False
+
+
+def _work(connection: Connection, place: Place) -> None:
+    """A worker's life: tasks until the other side closes."""
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(carry_out(task, place))
+
+
+def _in_words(outcome: Outcome, number: int, total: int) -> str:
+    return f"{number}/{total} {outcome.task}: {outcome.state}, {outcome.message}"

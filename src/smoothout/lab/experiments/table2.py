@@ -1,0 +1,66 @@
+"""Table 2: ResNet44 on CIFAR-10 and CIFAR-100; AlexNet and ResNet18 on ImageNet, where imagenette may stand in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smoothout.lab.experiments.measuring import sensitivity, sharpness
+from smoothout.lab.experiments.networks import ALEXNET, RESNET18, RESNET44, RESNET44_CIFAR100, Network, configure, label
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+
+CIFAR: tuple[tuple[Network, int, str, dict[str, float]], ...] = (
+    (RESNET44, 400, "sqrt", {"plain": 91.02, "smoothout": 91.95, "adasmoothout": 92.63}),
+    (RESNET44_CIFAR100, 200, "sqrt", {"plain": 67.23, "smoothout": 68.68, "adasmoothout": 70.09}),
+    (RESNET44_CIFAR100, 400, "sqrt", {"plain": 68.62, "smoothout": 70.01, "adasmoothout": 72.39}),
+    (RESNET44_CIFAR100, 400, "linear", {"plain": 71.21, "smoothout": 71.67, "adasmoothout": 72.85}),
+)
+IMAGENET: tuple[tuple[Network, int, dict[str, float]], ...] = (
+    (ALEXNET, 60, {"plain": 47.64, "adasmoothout": 52.53}),
+    (ALEXNET, 120, {"plain": 54.24, "adasmoothout": 55.51}),
+    (RESNET18, 90, {"plain": 66.75, "adasmoothout": 67.11}),
+)
+SMALL_BATCH_ALEXNET = 56.15
+PLUMBING = "plumbing: ten classes of imagenette, no accuracy is claimed"
+
+
+def resnet44(setting: Setting, method: str, **settings: Any) -> Any:
+    """The configuration of the CIFAR-10 row, which Tables 3 to 5 vary."""
+    return configure(setting, RESNET44, RESNET44.large, method, **{"epochs": 400, **settings})
+
+
+def cifar_rows(setting: Setting) -> tuple[Row, ...]:
+    rows = []
+    for network, epochs, scaling, accuracies in CIFAR:
+        how: dict[str, Any] = {"epochs": epochs, "lr_scaling": scaling}
+        baseline = configure(setting, network, network.large, "plain", **how)
+        wanted = (sharpness(setting, network.model), sensitivity(setting, network.model))
+        for method, accuracy in accuracies.items():
+            config = configure(setting, network, network.large, method, **how)
+            more = f", {epochs} epochs, {scaling}"
+            versus = None if method == "plain" else baseline
+            text = label(network, network.large, method, more)
+            rows.append(Row(text, config, accuracy, versus=versus, measurements=wanted))
+    return tuple(rows)
+
+
+def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
+    rows = []
+    note = "" if setting.imagenet else PLUMBING
+    for network, epochs, accuracies in IMAGENET:
+        baseline = configure(setting, network, network.large, "plain", epochs=epochs)
+        for method, accuracy in accuracies.items():
+            config = configure(setting, network, network.large, method, epochs=epochs)
+            text = label(network, config.batch_size, method, f", {epochs} epochs, sqrt")
+            versus = None if method == "plain" else baseline
+            rows.append(Row(text, config, None if note else accuracy, versus=versus, note=note))
+    small = configure(setting, ALEXNET, ALEXNET.small, "plain", epochs=60)
+    text = label(ALEXNET, small.batch_size, "plain", ", 60 epochs, sqrt")
+    return (*rows, Row(text, small, None if note else SMALL_BATCH_ALEXNET, note=note))
+
+
+def table2(setting: Setting) -> Experiment:
+    return Experiment(
+        "table2",
+        "Table 2: on top of ghost batch norm, learning-rate scaling and longer training",
+        (*cifar_rows(setting), *imagenet_rows(setting)),
+    )

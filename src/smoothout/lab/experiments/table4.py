@@ -1,0 +1,30 @@
+"""Table 4: without de-noising at strengths tuned for it."""
+
+from __future__ import annotations
+
+from smoothout.lab.experiments.networks import RESNET44, label
+from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+
+
+def table4(setting: Setting) -> Experiment:
+    baseline = resnet44(setting, "plain")
+    smooth, ada = resnet44(setting, "smoothout"), resnet44(setting, "adasmoothout")
+
+    def row(method: str, more: str, config, accuracy: float) -> Row:
+        versus = None if config == baseline else baseline
+        return Row(label(RESNET44, RESNET44.large, method, more), config, accuracy, versus=versus)
+
+    left = resnet44(setting, "smoothout", strength=1e-4, denoise=False)
+    ada_left = resnet44(setting, "adasmoothout", strength=7.5e-4, denoise=False)
+    return Experiment(
+        "table4",
+        "Table 4: with and without de-noising, strengths tuned",
+        (
+            row("plain", "", baseline, 91.02),
+            row("smoothout", "", smooth, 91.95),
+            row("smoothout", " without de-noising, a = 1e-4", left, 91.15),
+            row("adasmoothout", "", ada, 92.63),
+            row("adasmoothout", " without de-noising, a = 7.5e-4", ada_left, 91.54),
+        ),
+    )

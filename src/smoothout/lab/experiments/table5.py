@@ -1,0 +1,47 @@
+"""Table 5: uniform against Gaussian noise, and noise alone; on ResNet44 as in the paper, and on C1 beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.networks import C1, RESNET44, configure, label
+from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+
+# (method, what is added to the label, settings, the paper's accuracy on ResNet44)
+VARIANTS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
+    ("plain", "", {}, 91.02),
+    ("smoothout", ", uniform", {}, 91.95),
+    ("smoothout", ", Gaussian", {"noise": "gaussian", "strength": 0.025}, 91.53),
+    ("adasmoothout", ", uniform", {}, 92.63),
+    ("adasmoothout", ", Gaussian", {"noise": "gaussian", "strength": 0.20}, 92.44),
+    ("smoothout", ", uniform noise only, a = 1e-4", {"strength": 1e-4, "denoise": False}, 91.15),
+    (
+        "smoothout",
+        ", Gaussian noise only, a = 1.5e-4",
+        {"noise": "gaussian", "strength": 1.5e-4, "denoise": False},
+        91.38,
+    ),
+)
+
+
+def table5(setting: Setting) -> Experiment:
+    deep, shallow = [], []
+    for method, more, settings, accuracy in VARIANTS:
+        deep.append((label(RESNET44, RESNET44.large, method, more), resnet44(setting, method, **settings), accuracy))
+        config = configure(setting, C1, C1.large, method, **settings)
+        shallow.append((label(C1, C1.large, method, more), config, None))
+    return Experiment(
+        "table5",
+        "Table 5: uniform and Gaussian noise, and noise only",
+        (*_against_first(deep), *_against_first(shallow)),
+        notes=("The rows of C1 are ours: the paper has ResNet44 only.",),
+    )
+
+
+def _against_first(rows: list[tuple[str, Config, float | None]]) -> tuple[Row, ...]:
+    baseline = rows[0][1]
+    return tuple(
+        Row(text, config, accuracy, versus=None if config == baseline else baseline) for text, config, accuracy in rows
+    )

@@ -1,0 +1,132 @@
+"""What an experiment is: rows of runs with the paper's numbers beside them, what to measure of them, what to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from smoothout.lab.config import Config
+
+if TYPE_CHECKING:
+    from smoothout.lab.experiments.records import Records
+
+Scale = Literal["tiny", "paper"]
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How experiments are to be run.
+
+    Args:
+        scale: "paper" is the real thing; "tiny" is the same code on the digits, in minutes on a CPU.
+        preset: where settings come from that an experiment does not name: paper, authors or ours.
+        imagenet: a folder in ImageNet's layout; None: the ten classes of imagenette stand in, as plumbing.
+    """
+
+    scale: Scale = "paper"
+    preset: str = "paper"
+    imagenet: str | None = None
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A measurement wanted of a run; its result is kept in the run's folder under `name`.
+
+    Args:
+        settings: of the function in `smoothout.measure`, as pairs.
+        images: measured on the first so many of the split; None: all.
+    """
+
+    kind: Literal["sharpness", "sensitivity", "landscape"]
+    split: Split
+    settings: tuple[tuple[str, Any], ...] = ()
+    images: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.split}"
+
+    def name_for(self, seed: int) -> str:
+        """The same for every seed."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class Line:
+    """The losses between the runs of two configurations with the same seed; kept with the run at the start."""
+
+    start: Config
+    end: Config
+    split: Split
+    alphas: tuple[float, ...]
+
+    def name_for(self, seed: int) -> str:
+        """The file's name holds the hash of the run at the end."""
+        return f"interpolation-{self.split}-{self.end.with_seed(seed).hash}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration and what the paper says of it.
+
+    Args:
+        config: with seed 0; the runner makes the other seeds.
+        accuracy: the paper's, in per cent.
+        sharpness: the paper's; facts about its solver make it a target in sense only, never in value.
+        versus: the configuration this one is compared with, such as the baseline's.
+        note: what a reader must know, such as that the row is plumbing.
+    """
+
+    label: str
+    config: Config
+    accuracy: float | None = None
+    sharpness: float | None = None
+    versus: Config | None = None
+    measurements: tuple[Measuring, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a drawing: a measurement of the runs of one configuration."""
+
+    label: str
+    config: Config
+    of: Measuring | Line
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture made from measurements; "toy" and "low-pass" need none."""
+
+    kind: Literal["toy", "low-pass", "interpolation", "loss under noise", "accuracy under noise", "landscape"]
+    caption: str
+    curves: tuple[Curve, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim of the paper's text, what our records say of it, and the figures behind that."""
+
+    claim: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table, a figure or a set of claims of the paper.
+
+    Args:
+        judge: from records to verdicts, where the experiment is about claims.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...] = ()
+    lines: tuple[Line, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    notes: tuple[str, ...] = ()
+    judge: Callable[[Records], tuple[Verdict, ...]] | None = None

@@ -1,0 +1,121 @@
+"""One task of the queue, carried out: train, then measure while the weights are at hand."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from smoothout.lab import measurements
+from smoothout.lab.data import DataError
+from smoothout.lab.experiments.queue import Task, folder_of
+from smoothout.lab.experiments.records import FAILED
+from smoothout.lab.experiments.speeds import Speeds
+from smoothout.lab.experiments.vocabulary import Measuring
+from smoothout.lab.runs import RunError, write_atomically
+from smoothout.lab.train.loop import Diverged
+from smoothout.lab.train.start import Options, summary, train
+from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
+from smoothout.lab.trained import load_trained
+
+CHECKPOINT_EVERY = 50  # epochs; a stop makes one in any case, so that this is for machines that die
+TIME_IS_UP_EXIT = Interrupted(TIME_IS_UP, "").exit_code
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how tasks are carried out.
+
+    Args:
+        deadline: by the clock (`time.time`), the same for all processes; None: there is none.
+        threads: of torch; None: as many as it likes.
+    """
+
+    out: Path
+    data_root: Path | None = None
+    device: str = "auto"
+    deadline: float | None = None
+    threads: int | None = None
+    speeds: Speeds | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return float("inf") if self.deadline is None else self.deadline - time.time()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task: done, or in words why not.
+
+    Args:
+        state: "out of time" and "interrupted" go on with the next call; "diverged" is a result; "failed" is a fault.
+    """
+
+    task: Task
+    state: Literal["done", "out of time", "interrupted", "diverged", "failed"]
+    message: str
+
+    @property
+    def stops_the_queue(self) -> bool:
+        return self.state in ("out of time", "interrupted")
+
+
+def carry_out(task: Task, place: Place) -> Outcome:
+    """Do a task. What can go wrong with one run is an outcome, and the queue goes on."""
+    if place.threads is not None:
+        torch.set_num_threads(place.threads)
+    try:
+        if place.seconds_left <= 0:
+            return Outcome(task, "out of time", "not begun")
+        return _line(task, place) if task.line else _run(task, place)
+    except Interrupted as stop:
+        state = "out of time" if stop.exit_code == TIME_IS_UP_EXIT else "interrupted"
+        return Outcome(task, state, str(stop))
+    except Diverged as error:
+        write_atomically(folder_of(place.out, task.config) / FAILED, json.dumps({"message": str(error)}).encode())
+        return Outcome(task, "diverged", str(error))
+    except (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError, RuntimeError) as error:
+        return Outcome(task, "failed", f"{type(error).__name__}: {error}")
+    finally:
+        gc.collect()  # graphs and networks refer to each other; the next run wants their memory
+
+
+def _run(task: Task, place: Place) -> Outcome:
+    folder = folder_of(place.out, task.config)
+    minutes = None if place.deadline is None else place.seconds_left / 60
+    options = Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, quiet=True)
+    record = train(task.config, folder, options)
+    for wanted in task.measurements:
+        if not _has_time(task, wanted, place):
+            return Outcome(task, "out of time", f"trained; {wanted.name} is still to be measured")
+        _measure(folder, wanted, place)
+    return Outcome(task, "done", summary(record))
+
+
+def _has_time(task: Task, wanted: Measuring, place: Place) -> bool:
+    """A measurement cannot be stopped half-way, so that one which would end too late is not begun."""
+    return (place.speeds or Speeds()).measuring(task.config, wanted) < place.seconds_left
+
+
+def _measure(folder: Path, wanted: Measuring, place: Place) -> None:
+    if wanted.name in measurements.load_all(folder):
+        return
+    trained = load_trained(folder, device=place.device, data_root=place.data_root, images=wanted.images)
+    measurements.save(folder, measurements.take(wanted.kind, trained, wanted.split, **dict(wanted.settings)))
+
+
+def _line(task: Task, place: Place) -> Outcome:
+    line = task.line
+    assert line is not None
+    start, end = (
+        load_trained(folder_of(place.out, config), device=place.device, data_root=place.data_root)
+        for config in (line.start, line.end)
+    )
+    taken = measurements.take_interpolation(start, end, line.alphas, line.split)
+    measurements.save(start.run.path, taken)
+    return Outcome(task, "done", f"{taken.name}, {taken.how['seconds']} s")

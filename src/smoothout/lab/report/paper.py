@@ -1,0 +1,180 @@
+"""Our records beside the paper's numbers: sections of a page, and the same as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from smoothout.lab.experiments.records import Found, Records
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.presets import PRESETS
+from smoothout.lab.report import page
+from smoothout.lab.report.groups import Difference, Group, Sample, compare
+from smoothout.lab.report.page import Cell, Figure, Section, Table
+from smoothout.lab.report.paper_figures import drawn, to_svg
+from smoothout.lab.report.sections import percent
+from smoothout.lab.runs import Record
+
+SHARPNESS = "sharpness-train"
+HEADER = (
+    *("", "n", "last epoch", "best epoch*", "paper", "gap to the paper†", "effect‡", "paper's effect", "sign"),
+    *("sharpness, status§", "paper's"),
+)
+NOTES = (
+    "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
+    "title says otherwise.",
+    "* The best epoch is chosen on the test set itself: it flatters every method alike.",
+    "† Ours minus the paper's, in points: of the last epoch, in preset `authors` of the best one.",
+    "‡ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
+    "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
+    "§ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; how many runs ended in "
+    "which status. The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
+)
+
+
+def sections(experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False) -> list[Section]:
+    """The sections of one experiment in one preset; with `only_measured`, rows without a run are left out."""
+    is_tiny = setting.scale == "tiny"
+    heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
+    heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
+    rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
+    made = []
+    figures = drawings(experiment, records)
+    if rows or figures:
+        table = Table(HEADER, tuple(_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)))
+        made.append(Section(heading, experiment.notes, _without_empty_columns(table) if rows else None, figures))
+    if experiment.judge is not None and (rows or not only_measured):
+        made.append(_verdicts(experiment, heading, records))
+    return made
+
+
+def drawings(experiment: Experiment, records: Records) -> tuple[Figure, ...]:
+    """Every picture of an experiment for which there are measurements."""
+    found = [(drawing, drawn(drawing, records)) for drawing in experiment.drawings]
+    return tuple(Figure(to_svg(draw), drawing.caption) for drawing, draw in found if draw is not None)
+
+
+def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool) -> page.Row:
+    group = records.group(row.config)
+    starts = i > 0 and _block(row) != _block(rows[i - 1])
+    name = Cell(row.label + (f" ({row.note})" if row.note else ""))
+    paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
+    versus = next((other for other in rows if other.config == row.versus), None)
+    paper_effect = None if versus is None else _minus(row.accuracy, versus.accuracy)
+    last = (_points(paper_effect), Cell("–", "faint"), Cell("–", "faint"), _paper_sharpness(row))
+    if group is None:
+        failures = [found for found in records.seeds_of(row.config) if found.failure]
+        state = Cell(f"diverged ({len(failures)} runs)" if failures else "–", "bad" if failures else "faint")
+        empty = Cell("–", "faint")
+        return page.Row((name, Cell("0"), state, empty, paper, empty, empty, *last), starts)
+    base = None if row.versus is None else records.group(row.versus)
+    effect = None if base is None else compare(base, group, reported)
+    cells = (
+        name,
+        Cell(str(len(group.records))),
+        Cell(percent(group.sample(lambda r: r.last.test_accuracy))),
+        Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
+        paper,
+        _points(None if is_tiny else _minus(100 * group.sample(reported).mean, row.accuracy)),
+        _effect(effect, base, group),
+        last[0],
+        _sign(effect, paper_effect),
+        _sharpness(records.seeds_of(row.config)),
+        last[3],
+    )
+    return page.Row(cells, starts)
+
+
+def _without_empty_columns(table: Table) -> Table:
+    """Where the paper or the records say nothing about any row, there is no column."""
+    kept = [i for i in range(len(HEADER)) if any(row.cells[i].text != "–" for row in table.rows)]
+    rows = tuple(page.Row(tuple(row.cells[i] for i in kept), row.starts_block) for row in table.rows)
+    return Table(tuple(table.header[i] for i in kept), rows)
+
+
+def reported(record: Record) -> float:
+    """The accuracy that counts in the record's preset."""
+    return record.reported.test_accuracy
+
+
+def _block(row: Row) -> tuple[str, str, int]:
+    return row.config.model, row.config.dataset, row.config.batch_size
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _points(value: float | None) -> Cell:
+    return Cell("–", "faint") if value is None else Cell(f"{value:+.2f}")
+
+
+def _effect(effect: Difference | None, base: Group | None, group: Group) -> Cell:
+    if effect is None:
+        if base is None:
+            return Cell("–", "faint")
+        single = 100 * (group.sample(reported).mean - base.sample(reported).mean)
+        return Cell(f"{single:+.2f} (too few runs)", "faint")
+    text = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
+    if not effect.is_shown:
+        return Cell(text, "faint")
+    return Cell(text, "good" if effect.mean > 0 else "bad")
+
+
+def _sign(effect: Difference | None, paper: float | None) -> Cell:
+    if effect is None or not effect.is_shown:
+        return Cell("–" if effect is None else "no difference measured", "faint")
+    if paper is None:
+        return Cell("gain" if effect.mean > 0 else "loss")
+    return Cell("as the paper's" if effect.mean * paper > 0 else "against the paper's")
+
+
+def _sharpness(found: Sequence[Found]) -> Cell:
+    results = [each.measurement(SHARPNESS) for each in found]
+    results = [result for result in results if result is not None]
+    if not results:
+        return Cell("–", "faint")
+    statuses = sorted({result.status for result in results})
+    counts = ", ".join(f"{sum(r.status == status for r in results)} {status}" for status in statuses)
+    sample = Sample(tuple(result.value for result in results))
+    spread = "" if sample.sd is None else f" ± {_amount(sample.sd)}"
+    return Cell(f"{_amount(sample.mean)}{spread} ({counts})")
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _paper_sharpness(row: Row) -> Cell:
+    return Cell("–", "faint") if row.sharpness is None else Cell(f"{row.sharpness:.4f}")
+
+
+def _verdicts(experiment: Experiment, heading: str, records: Records) -> Section:
+    assert experiment.judge is not None
+    rows = tuple(
+        page.Row((Cell(each.claim), Cell(each.verdict), Cell(each.evidence or "–")))
+        for each in experiment.judge(records)
+    )
+    return Section(f"{heading}: verdicts", (), Table(("claim", "verdict", "evidence"), rows))
+
+
+# ---- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(parts: Iterable[Section], title: str, lead: Sequence[str], unmeasured: Sequence[str] = ()) -> str:
+    """The tables of these sections as one text; pictures stay with the pages."""
+    text = [f"# {title}", *lead, _list(NOTES)]
+    for section in parts:
+        if section.table is not None:
+            text += [f"## {section.heading}", *section.paragraphs, section.table.to_markdown()]
+    if unmeasured:
+        text += ["## Not measured yet", _list(unmeasured)]
+    return "\n\n".join(text) + "\n"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def preset_notes(presets: Iterable[str]) -> tuple[str, ...]:
+    """What each preset assumes, in one sentence each."""
+    return tuple(f"Preset {name}: {PRESETS[name].summary}." for name in presets)

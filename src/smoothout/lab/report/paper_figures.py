@@ -1,0 +1,123 @@
+"""The paper's figures from measurements of run folders or packs: each a function that draws on given axes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Drawing
+from smoothout.lab.report import figures
+from smoothout.measure import plots
+
+COPIES, SHOWN, TOY_STRENGTH = 1024, 40, 0.45
+SIZE = (6.4, 4.4)
+
+Draw = Callable[[Any], None]
+
+
+def drawn(drawing: Drawing, records: Records) -> Draw | None:
+    """What draws it on axes; None where nothing has been measured for it."""
+    if drawing.kind == "toy":
+        return draw_toy
+    if drawing.kind == "low-pass":
+        return draw_low_pass
+    results = results_of(drawing, records)
+    if not results:
+        return None
+    kinds: dict[str, Callable[[Mapping[str, Any], Any], object]] = {
+        "interpolation": plots.plot_interpolation,
+        "loss under noise": lambda results, axes: plots.plot_sensitivity(results, axes, log=_spans_decades(results)),
+        "accuracy under noise": _draw_accuracy,
+        "landscape": lambda results, axes: plots.plot_landscape(results, axes, log=_spans_decades(results)),
+    }
+
+    def draw(axes: Any) -> None:
+        kinds[drawing.kind](results, axes)
+
+    return draw
+
+
+def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
+    """The measurements of a drawing's curves, by label: of the first seed that has one."""
+    results = {}
+    for curve in drawing.curves:
+        for found in records.seeds_of(curve.config):
+            result = found.measurement(curve.of.name_for(found.run.config.seed))
+            if result is not None:
+                results[f"{curve.label} (seed {found.run.config.seed})"] = result
+                break
+    return results
+
+
+def to_png(draw: Draw) -> bytes:
+    """The picture as a file of pixels."""
+    with matplotlib.rc_context(figures.STYLE):
+        axes = plots.new_axes(SIZE)
+        draw(axes)
+        stream = io.BytesIO()
+        axes.figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+def to_svg(draw: Draw) -> str:
+    """The picture as text for a page."""
+    return figures.to_svg(draw, SIZE)
+
+
+# ---- Figure 1 --------------------------------------------------------------------------------------------------------
+
+
+def toy_loss(w: np.ndarray) -> np.ndarray:
+    """A sharp minimum at −1.5, a little deeper than the flat one at 1.2."""
+    sharp = 0.95 * np.exp(-(((w + 1.5) / 0.13) ** 2) / 2)
+    flat = 0.85 * np.exp(-(((w - 1.2) / 0.75) ** 2) / 2)
+    return 1.0 + 0.02 * w**2 - sharp - flat
+
+
+def draw_toy(axes: Any) -> None:
+    """The landscape, shifted copies of it, and their mean."""
+    w = np.linspace(-3.2, 3.2, 801)
+    shifts = np.random.default_rng(0).uniform(-TOY_STRENGTH, TOY_STRENGTH, COPIES)
+    copies = toy_loss(w + shifts[:, None])
+    for copy in copies[:SHOWN]:
+        axes.plot(w, copy, color="0.75", lw=0.6, alpha=0.7)
+    axes.plot(w, toy_loss(w), color="black", lw=1.8, label="C(w)")
+    axes.plot([], [], color="0.75", label=f"{SHOWN} of {COPIES:,} shifted copies, a = {TOY_STRENGTH}")
+    mean = copies.mean(0)
+    axes.plot(w, mean, color=plots.COLOURS[0], lw=2.4, label=f"the mean of all {COPIES:,}")
+    lowest = mean.argmin()
+    axes.plot(w[lowest], mean[lowest], "o", color=plots.COLOURS[1], label="its lowest point")
+    axes.set(xlabel="w", ylabel="loss", ylim=(0, 1.75))
+    axes.legend(fontsize=9, frameon=False, ncols=2, loc="upper center")
+
+
+def draw_low_pass(axes: Any) -> None:
+    """What is left of a wave of the landscape after averaging, against how fast it is."""
+    ka = np.linspace(0, 4 * np.pi, 400)
+    axes.plot(ka, np.sinc(ka / np.pi), color=plots.COLOURS[0], label="uniform, sin(ka)/(ka)")
+    axes.plot(ka, np.exp(-(ka**2) / 2), color=plots.COLOURS[1], ls="--", label="Gaussian, exp(−a²k²/2)")
+    axes.axhline(0, color="0.6", lw=0.8)
+    axes.set(xlabel="frequency × strength, ka", ylabel="factor on cos(kw)")
+    axes.legend(frameon=False)
+
+
+# ---- under noise -----------------------------------------------------------------------------------------------------
+
+
+def _draw_accuracy(results: Mapping[str, Any], axes: Any) -> None:
+    for colour, (name, result) in zip(plots.COLOURS, results.items()):
+        if result.accuracies is not None:
+            accuracies = np.multiply(100, result.accuracies)
+            axes.plot(result.strengths, accuracies, color=colour, marker="o", markersize=3.5, label=name)
+    axes.set(xlabel=plots.SCALES["absolute"], ylabel="accuracy under noise, %", ylim=(0, 102))
+    axes.legend(frameon=False)
+
+
+def _spans_decades(results: Mapping[str, Any]) -> bool:
+    losses = np.concatenate([np.ravel(result.losses) for result in results.values()])
+    return bool(0 < 100 * losses.min() < losses.max())
