@@ -84,12 +84,25 @@ def fuse(parts: Sequence[Part], law: noise.Noise, scale: filters.Scale) -> Fused
     if not can_fuse(parts, law):
         return None
     try:
-        fused = Fused(parts, law, scale)
-        fused.restore()  # writes nothing yet; but Triton needs a compiler, which a machine may lack
+        for dtype in {part.weights.dtype for part in parts}:
+            _rehearse([part for part in parts if part.weights.dtype == dtype], law, scale)
     except Exception as error:
-        warnings.warn(f"Triton does not work here, so noise takes more and smaller kernels: {error}", stacklevel=2)
+        warnings.warn(f"Triton does not work here, so noise takes more and smaller kernels: {error!r}", stacklevel=2)
         return None
-    return fused
+    return Fused(parts, law, scale)
+
+
+def _rehearse(parts: Sequence[Part], law: noise.Noise, scale: filters.Scale) -> None:
+    """Compile the kernels of these parts and try them on a few weights: a machine may lack what Triton needs."""
+    clean_row = 0 if any(part.layout.clean_row is not None for part in parts) else None
+    weights = torch.ones(2, 4, dtype=parts[0].weights.dtype, device=parts[0].weights.device)
+    trial = Fused([Part(weights, torch.zeros_like(weights), FilterLayout(0, 1, clean_row), 0, 0, 0)], law, scale)
+    trial.set_position(0, 0, 0.5)
+    trial.apply()
+    noisy = weights.clone()
+    trial.restore()
+    if not (weights == 1.0).all() or (noisy[1] == 1.0).all():
+        raise RuntimeError(f"a draw gave {noisy.tolist()}, a restore {weights.tolist()}")
 
 
 class Fused:
@@ -183,9 +196,9 @@ class Fused:
                 operands,
                 DTYPE=_DTYPES[group.dtype],
                 OTHER_DTYPE=tl.float32 if output is kernels.NOISE else _DTYPES[group.dtype],
-                LAW=self._law,
-                SCALE=self._scale,
-                OUTPUT=output,
+                LAW=self._law.value,
+                SCALE=self._scale.value,
+                OUTPUT=output.value,
                 HAS_CLEAN=group.has_clean,
                 enable_fp_fusion=False,  # w + a·n rounds a·n first, as `noise` and foreach do
             )

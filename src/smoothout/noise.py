@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,13 +35,15 @@ class _ElementwiseNoise:
 
 
 def _fill_with_random_int16(out: Tensor, generator: torch.Generator) -> None:
-    """Independent uniform integers in [−2¹⁵, 2¹⁵), four out of each 64-bit draw: a fifth of the cost of `uniform_`.
+    """Independent uniform integers in [−2¹⁵, 2¹⁵), four out of each 64-bit word: a sixth of the cost of `uniform_`.
 
-    `random_()` without bounds never sets the sign bit, which would bias every fourth value: hence −2⁶³.
+    The words come from SFC64, twice as fast as torch's Mersenne twister. It is seeded with the generator's own seed,
+    all 64 bits of it (the twister uses 32), and with a draw, so that the generator moves on.
     """
-    words = torch.empty((out.numel() + 3) // 4, dtype=torch.int64, device=out.device)
-    words.random_(-(2**63), None, generator=generator)
-    out.copy_(words.view(torch.int16)[: out.numel()])
+    draw = torch.empty((), dtype=torch.int64).random_(generator=generator)
+    seed = np.random.SeedSequence([generator.initial_seed() % 2**64, int(draw)])
+    words = np.random.SFC64(seed).random_raw((out.numel() + 3) // 4)
+    out.copy_(torch.from_numpy(words.view(np.int16))[: out.numel()])
 
 
 @dataclass(frozen=True)
