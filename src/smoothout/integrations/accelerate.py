@@ -1,0 +1,68 @@
+"""SmoothOut with Accelerate: one call after `prepare`."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from torch import nn
+from torch.optim import Optimizer
+
+from smoothout.integrations.arguments import (
+    DEEPSPEED,
+    Arguments,
+    check_arguments,
+    missing,
+    refuse_unsupported_wrappers,
+)
+from smoothout.smooth import SmoothOut
+
+try:
+    from accelerate import Accelerator, DistributedType
+except ImportError as absent:
+    raise missing("Accelerate", "accelerate") from absent
+
+
+def attach(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    strength: float = 0.0375,
+    *,
+    draw: Literal["step", "forward"] = "step",
+    **arguments: Unpack[Arguments],
+) -> SmoothOut:
+    """SmoothOut in an Accelerate loop; with `scale="filter"` AdaSmoothOut. Not a line of the loop changes.
+
+    Inside `accelerator.accumulate(model)` all micro-batches of one update share one θ. `accelerator.save_state()` saves
+    the position in the noise and `load_state()` goes on there.
+
+    Args:
+        accelerator: whose checkpoints hold the position.
+        model, optimizer: as `accelerator.prepare` returned them.
+        strength: a, the size of the noise.
+        draw: `"step"`: the same θ for every micro-batch of an update; `"forward"`: a new one for each.
+        arguments: those of `SmoothOut`: noise, scale, schedule, select, seed, denoise, shared_noise.
+
+    Returns:
+        The SmoothOut, attached. `smooth.attach(optimizer)` gives its handle, with `.restore()` and `.remove()`.
+
+    Example:
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        >>> smooth = attach(accelerator, model, optimizer, strength=0.15, scale="filter")
+    """
+    check_arguments(strength, draw, arguments)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(DEEPSPEED)
+    if accelerator.distributed_type == DistributedType.MEGATRON_LM:
+        raise ValueError("Megatron-LM has an optimizer and a loop of its own, which SmoothOut cannot follow: use FSDP2")
+    refuse_unsupported_wrappers(model)
+    for name, given, prepared in (
+        ("model", model, accelerator._models),
+        ("optimizer", optimizer, accelerator._optimizers),
+    ):
+        if not any(given is one for one in prepared):
+            raise ValueError(f"this {name} is not one that accelerator.prepare() returned: prepare first, then attach")
+    smooth = SmoothOut(model, strength, **arguments)
+    smooth.attach(optimizer, draw=draw)
+    accelerator.register_for_checkpointing(smooth)
+    return smooth

@@ -1,0 +1,203 @@
+"""Accelerate's real loop, in one process and in two: `attach` after `prepare`, and nothing else changes."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from smoothout import SmoothOut
+from smoothout.integrations.accelerate import attach
+from two_processes import WORLD, TwoProcesses
+
+accelerate = pytest.importorskip("accelerate")
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+ACCUMULATE, SETTINGS = 2, {"scale": "filter", "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def in_two_processes():
+    pool = TwoProcesses()
+    yield pool
+    pool.close()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(64, 6, generator=generator), torch.randn(64, 3, generator=generator))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def accelerator(**settings):
+    for state in (AcceleratorState, GradientState, PartialState):  # one process runs many tests
+        state._reset_state()
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE, **settings)
+
+
+class Loop:
+    """An Accelerate loop with accumulation and clipping that looks at the weights where it should find clean ones."""
+
+    def __init__(self, batch_size=8, strength=0.3, **settings):
+        self.accelerator = accelerator(**settings.pop("accelerator", {}))
+        model = network()
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(
+            model, sgd(model), DataLoader(data(), batch_size=batch_size)
+        )
+        self.smooth = attach(self.accelerator, self.model, self.optimizer, strength, **(SETTINGS | settings))
+        self.bare = self.accelerator.unwrap_model(self.model)
+        self.noisy = 0
+        self.bare[0].register_forward_hook(self.look)
+        self.remember()
+
+    def remember(self):
+        self.clean = {name: p.detach().clone() for name, p in self.bare.named_parameters()}
+
+    def is_clean(self):
+        return all(torch.equal(p, self.clean[name]) for name, p in self.bare.named_parameters())
+
+    def look(self, *_):
+        self.noisy += not self.is_clean()
+
+    def epoch(self):
+        self.model.train()
+        for x, y in self.loader:
+            with self.accelerator.accumulate(self.model):
+                loss = (self.model(x) - y).square().mean()
+                self.accelerator.backward(loss)
+                assert self.is_clean()
+                if self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.remember()
+        return self
+
+
+def explicit(epochs, strength=0.3):
+    model = network()
+    optimizer, smooth = sgd(model), SmoothOut(model, strength, **SETTINGS)
+    batches = list(DataLoader(data(), batch_size=8))
+    for _ in range(epochs):
+        for first in range(0, len(batches), ACCUMULATE):
+            with smooth.perturbed():
+                for x, y in batches[first : first + ACCUMULATE]:
+                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_equal_models(a, b):
+    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def test_equals_the_explicit_loop_bit_for_bit():
+    loop = Loop().epoch().epoch()
+    assert_equal_models(loop.bare, explicit(epochs=2))
+    assert loop.noisy == 16
+    assert loop.smooth.step_count == 8
+
+
+def test_checkpoints_are_clean_and_resume_is_bit_equal(tmp_path):
+    loop = Loop().epoch()
+    loop.accelerator.save_state(tmp_path)
+    saved = pytest.importorskip("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(saved[name], p) for name, p in loop.clean.items())
+    loop.epoch()
+    resumed = Loop(seed=99)  # the seed is the checkpoint's
+    resumed.accelerator.load_state(tmp_path)
+    resumed.remember()
+    resumed.epoch()
+    assert_equal_models(resumed.bare, loop.bare)
+
+
+def test_bf16():
+    loop = Loop(accelerator={"mixed_precision": "bf16"}).epoch()
+    assert loop.noisy == 8
+
+
+def test_what_is_not_supported_is_refused():
+    one, model = accelerator(), network()
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match="this model is not one that accelerator.prepare"):
+        attach(one, model, optimizer)
+    prepared = one.prepare(model)
+    with pytest.raises(ValueError, match="this optimizer is not one that accelerator.prepare"):
+        attach(one, prepared, optimizer)
+    with pytest.raises(ValueError, match="use DistributedDataParallel"):
+        attach(one, nn.DataParallel(model), one.prepare(optimizer))
+    with pytest.raises(ValueError, match="strength=-1"):
+        attach(one, prepared, optimizer, -1)
+
+
+def as_launched(rank):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "ACCELERATE_USE_CPU": "true"}
+
+
+def gathered(tensor):
+    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(tensors, tensor.detach().contiguous())
+    return tensors
+
+
+def two_processes_share_noise_and_equal_one(rank):
+    as_launched(rank)
+    loop = Loop(batch_size=4, shared_noise=True)
+    assert isinstance(loop.model, nn.parallel.DistributedDataParallel)
+    loop.epoch().epoch()
+    assert loop.smooth.step_count == 8
+    expected = SharedNoise.explicit(epochs=2)
+    for p, q in zip(loop.bare.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+class SharedNoise:
+    """The one-process run, in a process that has a rank."""
+
+    @staticmethod
+    def explicit(epochs):
+        SETTINGS["shared_noise"] = True
+        try:
+            return explicit(epochs)
+        finally:
+            del SETTINGS["shared_noise"]
+
+
+def two_processes_checkpoint_and_resume(rank, folder):
+    as_launched(rank)
+    draws = []
+    loop = Loop()
+    loop.bare[0].register_forward_hook(lambda m, *_: draws.append(m.weight.detach().clone()))
+    loop.epoch()
+    first = gathered(draws[0])
+    assert not torch.equal(*first)  # each rank its own θ
+    loop.accelerator.save_state(folder)
+    loop.epoch()
+    resumed = Loop(seed=99)
+    resumed.accelerator.load_state(folder)
+    resumed.remember()
+    resumed.epoch()
+    assert_equal_models(resumed.bare, loop.bare)
+    for p in resumed.bare.parameters():
+        assert torch.equal(*gathered(p))
+
+
+def test_two_processes_with_shared_noise_equal_one_process(in_two_processes):
+    in_two_processes(two_processes_share_noise_and_equal_one)
+
+
+def test_two_processes_draw_their_own_noise_and_resume_bit_equal(in_two_processes, tmp_path):
+    in_two_processes(two_processes_checkpoint_and_resume, str(tmp_path))
