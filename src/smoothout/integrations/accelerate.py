@@ -56,12 +56,11 @@ def attach(
     if accelerator.distributed_type == DistributedType.MEGATRON_LM:
         raise ValueError("Megatron-LM has an optimizer and a loop of its own, which SmoothOut cannot follow: use FSDP2")
     refuse_unsupported_wrappers(model)
-    for name, given, prepared in (
-        ("model", model, accelerator._models),
-        ("optimizer", optimizer, accelerator._optimizers),
-    ):
-        if not any(given is one for one in prepared):
-            raise ValueError(f"this {name} is not one that accelerator.prepare() returned: prepare first, then attach")
+    bare = [accelerator.unwrap_model(m) for m in accelerator._models]  # listed before DDP wraps them
+    if not any(accelerator.unwrap_model(model) is one for one in bare):
+        raise ValueError("this model is not one that accelerator.prepare() returned: prepare first, then attach")
+    if not any(optimizer is one for one in accelerator._optimizers):
+        raise ValueError("this optimizer is not one that accelerator.prepare() returned: prepare first, then attach")
     smooth = SmoothOut(model, strength, **arguments)
     smooth.attach(optimizer, draw=draw)
     accelerator.register_for_checkpointing(smooth)
