@@ -1,0 +1,285 @@
+"""Two real processes (gloo), beyond DDP: FSDP2 with mixed precision, hybrid sharding, distributed checkpoints."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from smoothout import AdaSmoothOut, SmoothOut
+from two_processes import WORLD, TwoProcesses
+
+
+@pytest.fixture(scope="module")
+def in_two_processes():
+    pool = TwoProcesses()
+    yield pool
+    pool.close()
+
+
+def network(dtype=torch.float32):
+    """7 rows do not divide by 2."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)
+    ).to(dtype)  # fmt: skip
+
+
+def batches(n, dtype=torch.float32, size=8):
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randn(n, size, 9, generator=generator, dtype=torch.float64).to(dtype)
+    return [(batch[:, :6], batch[:, 6:]) for batch in numbers]
+
+
+def part_of(batch, rank):
+    return tuple(t.chunk(WORLD)[rank] for t in batch)
+
+
+def sharded(model, **settings):
+    for layer in model:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, **settings)
+    return fully_shard(model, **settings)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_of(model, batch):
+    return (model(batch[0]) - batch[1]).float().square().mean()
+
+
+def train(model, optimizer, data, smooth, rank, attach=False):
+    """One step for each batch, on this rank's part of it; everything is put back exactly."""
+    for batch in data:
+        before = local_weights(model)
+        if attach:
+            loss_of(model, part_of(batch, rank)).backward()
+        else:
+            with smooth.perturbed():
+                assert any(not torch.equal(p, q) for p, q in zip(local_weights(model), before))
+                loss_of(model, part_of(batch, rank)).backward()
+        assert all(torch.equal(p, q) for p, q in zip(local_weights(model), before, strict=True))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def local_weights(model):
+    if hasattr(model, "reshard"):
+        model.reshard()
+        for layer in model:
+            if hasattr(layer, "reshard"):
+                layer.reshard()
+    return [(p.to_local() if hasattr(p, "to_local") else p).detach().clone() for p in model.parameters()]
+
+
+def whole_weights(model):
+    local_weights(model)  # reshards
+    return [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+
+
+def gathered(tensor):
+    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(tensors, tensor.detach().contiguous())
+    return tensors
+
+
+def one_process(steps, method=AdaSmoothOut, dtype=torch.float32, cast=None):
+    """The unsharded run on the joined batch; with `cast` weights and inputs are rounded to it in each forward."""
+    model = network(dtype)
+    optimizer, smooth = sgd(model), method(model, 0.2, shared_noise=True)
+    for batch in batches(steps, dtype):
+        with smooth.perturbed():
+            if cast is None:
+                loss_of(model, batch).backward()
+            else:
+                weights = {name: p.to(cast) for name, p in model.named_parameters()}
+                outputs = torch.func.functional_call(model, weights, (batch[0].to(cast),))
+                (outputs - batch[1].to(cast)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+# ---- mixed precision -------------------------------------------------------------------------------------------------
+
+
+def fsdp2_mixed_precision(rank, attach):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(network(), mp_policy=policy)
+    optimizer, smooth = sgd(model), AdaSmoothOut(model, 0.2)
+    if attach:
+        smooth.attach(optimizer)
+    data = [(x, y.bfloat16()) for x, y in batches(20)]
+    train(model, optimizer, data, smooth, rank, attach)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    expected = one_process(20, cast=torch.bfloat16)
+    for p, q in zip(whole_weights(model), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0.01)  # the noise moved them by 0.04 to 0.2
+
+
+def mixed_precision_rounds_the_noisy_weights_once(rank):
+    """What a layer computes with is bf16(w + θ): the noise is drawn and added in fp32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    model = sharded(network(), mp_policy=policy)
+    smooth, seen = AdaSmoothOut(model, 0.2), []
+    model[0].register_forward_pre_hook(lambda m, *_: seen.append(m.weight.detach().clone()))  # gathered by now
+    with smooth.perturbed():
+        noisy = whole_weights(model)[0].clone()
+        assert not torch.equal(noisy, network()[0].weight)
+        loss_of(model, part_of(batches(1)[0], rank)).backward()
+    assert torch.equal(seen[0], noisy.bfloat16())
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_fsdp2_with_mixed_precision_restores_exactly_and_follows_the_unsharded_run(in_two_processes, attach):
+    in_two_processes(fsdp2_mixed_precision, attach)
+
+
+def test_mixed_precision_rounds_the_noisy_weights_once(in_two_processes):
+    in_two_processes(mixed_precision_rounds_the_noisy_weights_once)
+
+
+# ---- hybrid sharding -------------------------------------------------------------------------------------------------
+
+
+def replicas_draw_their_own_noise_and_stay_equal(rank, attach):
+    """A (2, 1) mesh: two replicas of one shard each, as DDP."""
+    mesh = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard"))
+    model, twin = sharded(network(torch.float64), mesh=mesh), DistributedDataParallel(network(torch.float64))
+    theta = AdaSmoothOut(model, 0.2)._perturbation.draw(0.2, 0)
+    assert not torch.equal(*gathered(theta[0]))
+    data = batches(10, torch.float64)
+    for m in (model, twin):
+        optimizer, smooth = sgd(m), AdaSmoothOut(m, 0.2)
+        if attach:
+            smooth.attach(optimizer)
+        train(m, optimizer, data, smooth, rank, attach)
+    for p, q in zip(whole_weights(model), twin.parameters(), strict=True):
+        assert torch.equal(*gathered(p))
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def one_theta_for_each_replica_group(rank, shape, shared_noise):
+    """Shards of one replica together hold one draw; with shared noise, or one replica, it is the unsharded draw."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model, whole = sharded(network(torch.float64), mesh=mesh), network(torch.float64)
+    theta = AdaSmoothOut(model, 0.2, shared_noise=shared_noise)._perturbation.draw(0.2, 3)
+    # A whole model's noise has the number of its rank in it; rank 0's is that of shared noise.
+    expected = AdaSmoothOut(whole, 0.2, shared_noise=shape == (1, WORLD) or shared_noise)._perturbation.draw(0.2, 3)
+    for ours, all_of_it in zip(theta, expected, strict=True):
+        mine = all_of_it if shape == (WORLD, 1) else all_of_it.chunk(WORLD)[rank]
+        torch.testing.assert_close(ours, mine, rtol=1e-12, atol=1e-14)
+
+
+def hybrid_sharding_with_shared_noise_equals_one_process(rank, shape):
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model = sharded(network(torch.float64), mesh=mesh)
+    optimizer, smooth = sgd(model), AdaSmoothOut(model, 0.2, shared_noise=True)
+    train(model, optimizer, batches(10, torch.float64), smooth, rank)
+    expected = one_process(10, dtype=torch.float64)
+    for p, q in zip(whole_weights(model), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_hybrid_sharding_replicas_draw_their_own_noise_as_ddp_ranks_do(in_two_processes, attach):
+    in_two_processes(replicas_draw_their_own_noise_and_stay_equal, attach)
+
+
+@pytest.mark.parametrize(("shape", "shared_noise"), [((2, 1), False), ((2, 1), True), ((1, 2), False)])
+def test_hybrid_sharding_has_one_theta_for_each_replica_group(in_two_processes, shape, shared_noise):
+    in_two_processes(one_theta_for_each_replica_group, shape, shared_noise)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+def test_hybrid_sharding_with_shared_noise_equals_one_process(in_two_processes, shape):
+    in_two_processes(hybrid_sharding_with_shared_noise_equals_one_process, shape)
+
+
+# ---- distributed checkpoints -----------------------------------------------------------------------------------------
+
+
+def resume_through_a_distributed_checkpoint(rank, folder, method):
+    def build(seed):
+        model = sharded(network())
+        return model, sgd(model), method(model, 0.2, seed=seed)
+
+    data = batches(12)
+    model, optimizer, smooth = build(seed=3)
+    train(model, optimizer, data[:6], smooth, rank)
+    state = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "smooth": smooth,  # it has state_dict and load_state_dict: that is all that is asked for
+    }
+    dcp.save(state, checkpoint_id=folder)
+    train(model, optimizer, data[6:], smooth, rank)
+
+    resumed, other, fresh = build(seed=99)
+    state = {
+        "model": get_model_state_dict(resumed),
+        "optimizer": get_optimizer_state_dict(resumed, other),
+        "smooth": fresh,
+    }
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(resumed, other, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    assert fresh.step_count == 6
+    train(resumed, other, data[6:], fresh, rank)
+    for p, q in zip(local_weights(resumed), local_weights(model), strict=True):
+        assert torch.equal(p, q)
+
+
+def a_checkpoint_saved_under_noise_is_clean(rank, folder):
+    model = sharded(network())
+    before, smooth = whole_weights(model), SmoothOut(model, 0.2)
+    with smooth.perturbed():
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    loaded = {"model": {name: torch.zeros_like(p) for name, p in network().state_dict().items()}}  # unsharded
+    dcp.load(loaded, checkpoint_id=folder)
+    for p, q in zip(loaded["model"].values(), before, strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("method", [SmoothOut, AdaSmoothOut])
+def test_fsdp2_resumes_bit_equal_through_a_distributed_checkpoint(in_two_processes, tmp_path, method):
+    in_two_processes(resume_through_a_distributed_checkpoint, str(tmp_path), method)
+
+
+def test_a_distributed_checkpoint_saved_under_noise_is_clean(in_two_processes, tmp_path):
+    in_two_processes(a_checkpoint_saved_under_noise_is_clean, str(tmp_path))
+
+
+# ---- DDP, accumulating without synchronisation -----------------------------------------------------------------------
+
+
+def no_sync_draws(rank, draw):
+    """θ of each micro-batch: one a step or one each; gradients are averaged over the ranks at the last only."""
+    model = DistributedDataParallel(network(torch.float64))
+    optimizer, smooth, seen = sgd(model), AdaSmoothOut(model, 0.2), []
+    smooth.attach(optimizer, draw=draw)
+    model.module.register_forward_hook(lambda m, *_: seen.append(m[0].weight.detach().clone()))
+    for batch in batches(5, torch.float64):
+        before = local_weights(model)
+        first, second = (part_of(part_of(batch, rank), i) for i in range(2))
+        with model.no_sync():
+            (loss_of(model, first) / 2).backward()
+        assert all(torch.equal(p, q) for p, q in zip(local_weights(model), before))
+        (loss_of(model, second) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(seen[0], seen[1]) is (draw == "step")
+    assert not torch.equal(*gathered(seen[0]))
+    for p in model.parameters():
+        assert torch.equal(*gathered(p))
+    assert smooth.step_count == 5
+
+
+@pytest.mark.parametrize("draw", ["step", "forward"])
+def test_ddp_no_sync_keeps_ranks_equal_whether_theta_is_shared_or_new(in_two_processes, draw):
+    in_two_processes(no_sync_draws, draw)
