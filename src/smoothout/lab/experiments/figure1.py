@@ -13,7 +13,8 @@ def figure1(setting: Setting) -> Experiment:
             Drawing(
                 "toy",
                 "A loss with a sharp and a flat minimum (black), some of 1,024 copies of it, each shifted by its own "
-                "θ ~ U(−a, a) (grey), and the mean of all 1,024 (blue): the sharp minimum is gone, the flat one stays.",
+                "θ ~ U(−a, a) (grey), and the mean of all 1,024 (blue): the sharp minimum is filled in, the flat one "
+                "stays.",
             ),
             Drawing(
                 "low-pass",

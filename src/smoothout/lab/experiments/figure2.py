@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from smoothout.lab.experiments.measuring import alphas, sensitivity
+from smoothout.lab.experiments.measuring import line, sensitivity
 from smoothout.lab.experiments.networks import C1, Network, configure, label
-from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Line, Row, Setting, Split
+from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Split
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -22,15 +22,15 @@ def small_to_large(setting: Setting, network: Network, name: str, title: str) ->
         Row(label(network, batch_size, "plain"), config, measurements=tuple(noise.values()))
         for batch_size, config in ((network.small, small), (network.large, large))
     )
-    lines = tuple(Line(small, large, split, alphas(setting)) for split in SPLITS)
-    line = Drawing(
+    lines = tuple(line(setting, small, large, split) for split in SPLITS)
+    between = Drawing(
         "interpolation",
         f"(a) Loss (solid) and accuracy (dotted) on the line from the minimum of batch {network.small} (α = 0) to that "
         f"of batch {network.large} (α = 1); the whole state is interpolated.",
         tuple(Curve(f"{each.split} images", small, each) for each in lines),
     )
     under_noise = noise_drawings(network, ((network.small, small), (network.large, large)), setting)
-    return Experiment(name, title, rows, lines, (line, *under_noise))
+    return Experiment(name, title, rows, lines, (between, *under_noise))
 
 
 def noise_drawings(network: Network, configs, setting: Setting) -> tuple[Drawing, Drawing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smoothout.lab.experiments.figure2 import SPLITS
-from smoothout.lab.experiments.measuring import alphas
+from smoothout.lab.experiments.measuring import line
 from smoothout.lab.experiments.networks import C1, Network, configure, label
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Line, Row, Setting
 
@@ -22,10 +22,10 @@ def baseline_to_smoothout(setting: Setting, network: Network, name: str, title: 
         smooth = configure(setting, network, batch_size, "smoothout")
         rows.append(Row(label(network, batch_size, "plain"), plain))
         rows.append(Row(label(network, batch_size, "smoothout"), smooth, versus=plain))
-        here = [Line(plain, smooth, split, alphas(setting)) for split in SPLITS]
+        here = [line(setting, plain, smooth, split) for split in SPLITS]
         lines += here
         caption = f"{part} Batch {batch_size}: loss (solid) and accuracy (dotted), baseline at α = 0, SmoothOut at 1."
-        curves = tuple(Curve(f"{line.split} images", plain, line) for line in here)
+        curves = tuple(Curve(f"{each.split} images", plain, each) for each in here)
         drawings.append(Drawing("interpolation", caption, curves))
     note = "The paper does not name the axis of this figure: the line from the baseline to SmoothOut is our reading."
     return Experiment(name, title, tuple(rows), tuple(lines), tuple(drawings), (note,))

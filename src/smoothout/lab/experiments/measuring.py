@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from smoothout.lab.experiments.vocabulary import Measuring, Setting, Split
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.vocabulary import Line, Measuring, Setting, Split
 
 NOISE_GRID = (0.0, 0.0125, 0.025, 0.0375, 0.05, 0.075, 0.1)
 FEW_IMAGES = 10_000  # enough for a deep network, whose passes are dear
@@ -34,10 +35,11 @@ def landscape(setting: Setting, model: str = "", split: Split = "train") -> Meas
     )
 
 
-def alphas(setting: Setting) -> tuple[float, ...]:
-    """From −1 to 2; in the paper in steps of 0.1."""
+def line(setting: Setting, start: Config, end: Config, split: Split) -> Line:
+    """α from −1 to 2; in the paper in steps of 0.1."""
     steps = 6 if setting.scale == "tiny" else 30
-    return tuple(round(-1 + 3 * i / steps, 10) for i in range(steps + 1))
+    alphas = tuple(round(-1 + 3 * i / steps, 10) for i in range(steps + 1))
+    return Line(start, end, split, alphas, _images(setting, start.model))
 
 
 def _images(setting: Setting, model: str) -> int | None:

@@ -52,14 +52,15 @@ def records_of(experiments: Wanted, records: Records) -> list[Record]:
 
 def results_markdown(experiments: Wanted, records: Records, command: str) -> str:
     """The tables of all that has been measured; which have nothing yet is said at the end."""
-    sections, unmeasured = [], []
+    sections: list[Section] = []
+    unmeasured: dict[str, list[str]] = {}
     for setting, experiment in experiments:
         if experiment.drawings:
             continue  # pictures are for pages
         made = paper.sections(experiment, setting, records, only_measured=True)
         sections += made
         if not made:
-            unmeasured.append(f"{experiment.title} · preset {setting.preset}")
+            unmeasured.setdefault(experiment.title, []).append(setting.preset)
     used = records_of(experiments, records)
     devices = ", ".join(sorted({record.provenance.device for record in used})) or "none"
     presets = sorted({setting.preset for setting, _ in experiments})
@@ -68,4 +69,5 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
         "and compares. Never edit it by hand.",
         *paper.preset_notes(presets),
     )
-    return paper.to_markdown(sections, "Results beside the paper's", lead, unmeasured)
+    missing = [f"{title} (preset {', '.join(names)})" for title, names in unmeasured.items()]
+    return paper.to_markdown(sections, "Results beside the paper's", lead, missing)

@@ -78,7 +78,7 @@ class Speeds:
 
     def measuring(self, config: Config, wanted: Measuring | Line) -> float:
         """One measurement of a run."""
-        images = min(_images(config), getattr(wanted, "images", None) or _images(config))
+        images = min(_images(config), wanted.images or _images(config))
         cost = {"train": images, "test": min(images, 10_000)}[wanted.split] * H200.get(config.model, UNKNOWN).per_image
         if isinstance(wanted, Line):
             return 1 + len(wanted.alphas) * WITHOUT * cost

@@ -61,6 +61,7 @@ class Line:
     end: Config
     split: Split
     alphas: tuple[float, ...]
+    images: int | None = None
 
     def name_for(self, seed: int) -> str:
         """The file's name holds the hash of the run at the end."""

@@ -113,7 +113,7 @@ def _line(task: Task, place: Place) -> Outcome:
     line = task.line
     assert line is not None
     start, end = (
-        load_trained(folder_of(place.out, config), device=place.device, data_root=place.data_root)
+        load_trained(folder_of(place.out, config), device=place.device, data_root=place.data_root, images=line.images)
         for config in (line.start, line.end)
     )
     taken = measurements.take_interpolation(start, end, line.alphas, line.split)

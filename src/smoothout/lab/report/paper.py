@@ -16,17 +16,17 @@ from smoothout.lab.runs import Record
 
 SHARPNESS = "sharpness-train"
 HEADER = (
-    *("", "n", "last epoch", "best epoch*", "paper", "gap to the paper†", "effect‡", "paper's effect", "sign"),
-    *("sharpness, status§", "paper's"),
+    *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
+    *("sharpness, status⁴", "paper's"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
     "title says otherwise.",
-    "* The best epoch is chosen on the test set itself: it flatters every method alike.",
-    "† Ours minus the paper's, in points: of the last epoch, in preset `authors` of the best one.",
-    "‡ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
+    "¹ The best epoch is chosen on the test set itself: it flatters every method alike.",
+    "² Ours minus the paper's, in points: of the last epoch, in preset `authors` of the best one.",
+    "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
-    "§ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; how many runs ended in "
+    "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; how many runs ended in "
     "which status. The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
 )
 

@@ -1,0 +1,87 @@
+"""Every experiment's configurations: they resolve, differ from one another, and carry the paper's numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smoothout.lab.experiments.catalogue import EXPERIMENTS, chosen
+from smoothout.lab.experiments.table2 import PLUMBING
+from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.presets import PRESETS
+
+RESULTS = Path(__file__).parents[3] / "results"
+NAMES = {f"table{i}" for i in range(1, 6)} | {f"figure{i}" for i in (1, 2, 4, 5, 6, 7, 8, 9)} | {"claims", "ncopy"}
+
+
+def test_every_table_and_figure_of_the_paper_is_there():
+    assert set(EXPERIMENTS) >= NAMES
+    with pytest.raises(ValueError, match="did you mean 'table1'"):
+        chosen(["tabel1"], Setting())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_rows_are_different_runs_of_the_preset(name, preset):
+    experiment = EXPERIMENTS[name](Setting("paper", preset))
+    configs = [row.config for row in experiment.rows]
+    assert len({config.hash for config in configs}) == len(configs)
+    assert all(config.preset == preset and config.seed == 0 for config in configs)
+    assert len({row.label for row in experiment.rows}) == len(configs)
+    assert all(row.versus is None or row.versus in configs for row in experiment.rows)
+    ends = {end for line in experiment.lines for end in (line.start, line.end)}
+    curves = {curve.config for drawing in experiment.drawings for curve in drawing.curves}
+    assert ends | curves <= set(configs)
+    wanted = {m for row in experiment.rows for m in row.measurements} | set(experiment.lines)
+    assert {curve.of for drawing in experiment.drawings for curve in drawing.curves} <= wanted
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_tiny_scale_has_the_same_rows_on_the_digits(name):
+    tiny, paper = (EXPERIMENTS[name](Setting(scale)) for scale in ("tiny", "paper"))
+    assert all(row.config.dataset == "digits" and row.config.epochs <= 16 for row in tiny.rows)
+    if name != "ncopy":  # fewer copies
+        assert {row.label for row in tiny.rows} <= {row.label for row in paper.rows} or name in ("table2", "why")
+        assert [m.name for row in tiny.rows for m in row.measurements][:9] == [
+            m.name for row in paper.rows for m in row.measurements
+        ][:9]
+
+
+def test_table_1_has_the_improvements_that_the_paper_prints():
+    experiment = EXPERIMENTS["table1"](Setting())
+    accuracy = {row.config: row.accuracy for row in experiment.rows}
+    gains = [round(r.accuracy - accuracy[r.versus], 2) for r in experiment.rows if r.accuracy and r.versus]
+    assert gains == [0.12, 0.41, 2.05, 3.04, 3.18, 4.06]
+
+
+def test_table_1_is_the_runs_that_were_measured():
+    lines = (RESULTS / "c1-cifar10.jsonl").read_text().splitlines()
+    measured = {json.loads(line)["files"]["config.json"]["hash"] for line in lines}
+    rows = EXPERIMENTS["table1"](Setting("paper", "paper")).rows
+    ours = {row.config.with_seed(seed).hash for row in rows if row.config.model == "c1" for seed in range(5)}
+    assert ours == measured
+    assert len(ours) == 30
+
+
+def test_ablations_differ_from_their_row_in_what_they_ablate():
+    left = next(row for row in EXPERIMENTS["table3"](Setting()).rows if "without" in row.label)
+    there, here = left.versus.to_dict(), left.config.to_dict()
+    assert {name for name in there if there[name] != here[name]} == {"denoise"}
+
+
+def test_imagenet_is_ready_and_imagenette_stands_in_for_it():
+    real = [r for r in EXPERIMENTS["table2"](Setting(imagenet="some/folder")).rows if "ImageNet" in r.label]
+    assert len(real) == 7
+    large = [row.config for row in real if row.config.batch_size != 256]
+    assert {(c.dataset, c.batch_size, c.ghost_batch_size) for c in large} == {("imagefolder:some/folder", 16384, 128)}
+    assert [row.accuracy for row in real] == [47.64, 52.53, 54.24, 55.51, 66.75, 67.11, 56.15]
+    here = [row for row in EXPERIMENTS["table2"](Setting()).rows if "ImageNet" in row.label]
+    assert all(row.config.dataset == "imagenette" and row.config.batch_size <= 2500 for row in here)
+    assert all(row.note == PLUMBING and row.accuracy is None for row in here)
+
+
+def test_rows_of_some_networks_only():
+    (experiment,) = chosen(["table1"], Setting(), ["f1"])
+    assert {row.config.model for row in experiment.rows} == {"f1"}
+    (figure,) = chosen(["figure8"], Setting(), ["f1"])
+    assert (figure.rows, figure.lines, figure.drawings) == ((), (), ())

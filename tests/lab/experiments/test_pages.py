@@ -1,0 +1,140 @@
+"""Our numbers beside the paper's: against arithmetic done here, and docs/results.md against the records."""
+
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoothout.lab.cli import run
+from smoothout.lab.experiments.catalogue import EXPERIMENTS
+from smoothout.lab.experiments.pages import write_page
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.presets import PRESETS
+from smoothout.lab.report import paper
+
+ROOT = Path(__file__).parents[3]
+PACK = ROOT / "results" / "c1-cifar10.jsonl"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return Records.read([], [PACK], tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.fixture
+def smoothout(monkeypatch, capsys):
+    """The command line in this process, from the repository's root: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["smoothout", "reproduce", *map(str, arguments)])
+        try:
+            code = run()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def accuracies(method, batch_size, epoch="last"):
+    """Straight from the file, by seed."""
+    results = [json.loads(line)["files"]["result.json"] for line in PACK.read_text().splitlines()]
+    chosen = [r for r in results if (r["method"], r["batch_size"]) == (method, batch_size)]
+    return [100 * r[epoch]["test_accuracy"] for r in sorted(chosen, key=lambda r: r["seed"])]
+
+
+def table_1(packed):
+    (section,) = paper.sections(EXPERIMENTS["table1"](Setting()), Setting(), packed)
+    return {row.cells[0].text: dict(zip(section.table.header, row.cells)) for row in section.table.rows}
+
+
+def test_a_row_says_what_the_records_say(packed):
+    row = table_1(packed)["C1, CIFAR-10, batch 5000: SmoothOut"]
+    values, base = accuracies("smoothout", 5000), accuracies("plain", 5000)
+    mean, best = statistics.mean(values), accuracies("smoothout", 5000, "best")
+    assert row["n"].text == "5"
+    assert row["last epoch"].text == f"{mean:.2f} ± {statistics.stdev(values):.2f} %"
+    assert row["best epoch¹"].text == f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f} %"
+    assert row["paper"].text == "80.34 %"
+    assert row["gap to the paper²"].text == f"{mean - 80.34:+.2f}"
+    assert row["effect³"].text.startswith(f"{mean - statistics.mean(base):+.2f} [")
+    assert row["effect³"].tone == "good"
+    assert (row["paper's effect"].text, row["sign"].text) == ("+3.04", "as the paper's")
+
+
+def test_sharpness_has_its_status_and_no_gain_is_claimed_where_zero_is_inside(packed):
+    rows = table_1(packed)
+    assert rows["C1, CIFAR-10, batch 5000: baseline"]["sharpness, status⁴"].text == "3,083 (1 converged)"
+    small = rows["C1, CIFAR-10, batch 256: SmoothOut"]
+    assert (small["effect³"].tone, small["sign"].text) == ("faint", "no difference measured")
+    unmeasured = rows["F1, MNIST, batch 256: baseline"]
+    assert (unmeasured["n"].text, unmeasured["last epoch"].text, unmeasured["paper"].text) == ("0", "–", "98.49 %")
+
+
+def test_verdicts_come_from_the_records(packed):
+    verdicts = {v.claim: v for v in EXPERIMENTS["claims"](Setting()).judge(packed)}
+    more = next(v for claim, v in verdicts.items() if "gains more" in claim)
+    gains = [statistics.mean(accuracies("smoothout", b)) - statistics.mean(accuracies("plain", b)) for b in (256, 5000)]
+    assert more.verdict == "holds"
+    assert f"gain {gains[0]:+.2f} points at 256, {gains[1]:+.2f} at 5000" in more.evidence
+    reaches = next(v for claim, v in verdicts.items() if "reaches" in claim)
+    assert reaches.verdict == "does not hold: it stays below"
+    spread = next(v for claim, v in verdicts.items() if "standard deviations" in claim)
+    assert f"SmoothOut 5000: {statistics.stdev(accuracies('smoothout', 5000)):.2f} [" in spread.evidence
+    assert sum(v.verdict == "not measured yet" for v in verdicts.values()) == 4
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_without_a_record_nothing_is_claimed(name, tmp_path):
+    settings = [Setting("paper", preset) for preset in PRESETS]
+    experiments = [(setting, EXPERIMENTS[name](setting)) for setting in settings]
+    html = write_page(tmp_path, experiments, Records([]), "smoothout reproduce").read_text()
+    assert 'class="good"' not in html
+    assert "<h2>" in html
+    judge = experiments[0][1].judge
+    assert all(v.verdict == "not measured yet" for v in (judge(Records([])) if judge else ()))
+
+
+def test_the_results_in_the_docs_are_those_of_the_records(smoothout):
+    code, said, error = smoothout("results", "--markdown")
+    assert (code, error) == (0, "")
+    assert said == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
+
+
+def test_the_list_counts_and_estimates(smoothout, tmp_path):
+    shutil.copy(PACK, tmp_path)
+    code, said, _ = smoothout("--list", "--seeds", 5, "--out", tmp_path / "out", "--results", tmp_path)
+    assert code == 0
+    for name in EXPERIMENTS:
+        assert name in said
+    (line,) = [line for line in said.splitlines() if line.strip().startswith("table1 ")]
+    assert " 90 " in line
+    assert " 30 " in line
+
+
+def test_a_dry_run_prints_every_configuration(smoothout, tmp_path):
+    code, said, _ = smoothout("all", "--preset", "all", "--imagenet", "some/folder", "--dry-run", "--out", tmp_path)
+    assert code == 0
+    for preset in PRESETS:
+        setting = Setting("paper", preset, "some/folder")
+        hashes = {row.config.hash for make in EXPERIMENTS.values() for row in make(setting).rows}
+        assert all(each in said for each in hashes)
+    assert "dataset=imagefolder:some/folder" in said
+    assert "ResNet44, CIFAR-10, batch 2048: AdaSmoothOut, 400 epochs, sqrt  paper 92.63 %" in said
+
+
+def test_wrong_names_get_the_nearest_right_one(smoothout):
+    code, _, error = smoothout("figure3")
+    assert code == 1
+    assert "there is no experiment 'figure3'" in error
+    code, _, error = smoothout("table1", "--preset", "author")
+    assert code == 1
+    assert "did you mean 'authors'?" in error
+    code, _, error = smoothout()
+    assert code == 1
+    assert "--list" in error

@@ -1,0 +1,160 @@
+"""The queue at work: in this process, in workers, stopped by the clock, and by the real command."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smoothout.lab import packs
+from smoothout.lab.config import resolve
+from smoothout.lab.experiments.queue import folder_of, plan
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.runner import run_queue
+from smoothout.lab.experiments.speeds import Speeds
+from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row
+from smoothout.lab.experiments.worker import Place
+from smoothout.lab.runs import CHECKPOINT, find_runs, load_run
+
+NOISE = Measuring("sensitivity", "train", (("strengths", (0.0, 0.1)), ("draws", 1)), images=100)
+
+
+def digits(**settings):
+    return resolve(dataset="digits", model="mlp", batch_size=480, **settings)
+
+
+def experiment(*configs, lines=()):
+    return Experiment("small", "", tuple(Row(c.hash, c, measurements=(NOISE,)) for c in configs), tuple(lines))
+
+
+def go_on(out, what, jobs=1, seconds=None):
+    """One call: the outcomes, and what is left to do after it."""
+    deadline = None if seconds is None else time.time() + seconds
+    place = Place(out, device="cpu", deadline=deadline, threads=1)
+    todo = plan([what], (0,), Records.read([out]), Speeds())
+    outcomes = run_queue(todo.tasks, place, jobs, say=lambda line: None)
+    return outcomes, plan([what], (0,), Records.read([out]), Speeds()).tasks
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_measurements_and_lines(tmp_path, jobs):
+    configs = [digits(epochs=1, method=method) for method in ("plain", "smoothout")]
+    what = experiment(*configs, lines=[Line(*configs, "test", (0.0, 0.5, 1.0))])
+    outcomes, left = go_on(tmp_path, what, jobs)
+    assert [outcome.state for outcome in outcomes] == ["done"] * 3
+    assert outcomes[-1].task.line is not None
+    assert left == ()
+    start, end = (Records.read([tmp_path]).of(config) for config in configs)
+    assert start.measured == {NOISE.name, what.lines[0].name_for(0)}
+    line = start.measurement(what.lines[0].name_for(0))
+    assert line.accuracies[0] == pytest.approx(start.run.record.last.test_accuracy)
+    assert line.accuracies[-1] == pytest.approx(end.run.record.last.test_accuracy)
+    assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
+
+
+def test_the_clock_stops_it_at_a_checkpoint_and_the_next_call_goes_on(tmp_path):
+    short, long = digits(epochs=1), digits(epochs=1500)
+    what = experiment(short, long)
+    outcomes, left = go_on(tmp_path, what, seconds=2.5)
+    assert [outcome.state for outcome in outcomes] == ["done", "out of time"]
+    assert (folder_of(tmp_path, long) / CHECKPOINT).exists()
+    assert [(task.config, task.is_begun) for task in left] == [(long, True)]
+    before = len(load_run(folder_of(tmp_path, long)).metrics)
+    assert 0 < before < 1500
+    outcomes, _ = go_on(tmp_path, what, seconds=1.0)
+    assert [outcome.state for outcome in outcomes] == ["out of time"]
+    assert len(load_run(folder_of(tmp_path, long)).metrics) > before
+
+
+def test_no_measurement_is_begun_that_would_end_too_late(tmp_path):
+    config = digits(epochs=1)
+    endless = Measuring("sensitivity", "train", (("strengths", (0.0, 0.1)), ("draws", 10**9)))
+    what = Experiment("small", "", (Row("row", config, measurements=(endless,)),))
+    ((outcome,), (left,)) = go_on(tmp_path, what, seconds=60)
+    assert (outcome.state, left.trains, left.measurements) == ("out of time", False, (endless,))
+    assert Records.read([tmp_path]).of(config).is_done
+
+
+def test_a_loss_that_is_not_finite_is_a_result_and_the_queue_goes_on(tmp_path):
+    wild, tame = digits(epochs=1, lr=1e30, method="plain"), digits(epochs=2)
+    outcomes, left = go_on(tmp_path, experiment(wild, tame))
+    assert [outcome.state for outcome in outcomes] == ["diverged", "done"]
+    assert left == ()
+    found = Records.read([tmp_path]).of(wild)
+    assert "the loss is" in found.failure
+    (tmp_path / "pack.jsonl").write_text(packs.pack([found.run.path], tmp_path))
+    again = Records.read([], [tmp_path / "pack.jsonl"], tmp_path / "unpacked").of(wild)
+    assert again.failure == found.failure
+
+
+def test_a_run_that_cannot_be_made_is_named_and_the_queue_goes_on(tmp_path):
+    broken, sound = digits(epochs=1, dropout=0.5), digits(epochs=2)
+    outcomes, _ = go_on(tmp_path, experiment(broken, sound))
+    assert [outcome.state for outcome in outcomes] == ["failed", "done"]
+    assert "has no dropout" in outcomes[0].message
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def smoothout(folder, *arguments):
+    command = [sys.executable, "-m", "smoothout", "reproduce", *arguments, "--scale", "tiny", "--device", "cpu"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Table 1 and a figure at tiny scale, in two calls: the first has no time."""
+    folder = tmp_path_factory.mktemp("tiny")
+    asked = ("table1", "figure8", "--models", "mlp,c1", "--out", "out", "--pack", "results/tiny.jsonl")
+    stopped = smoothout(folder, *asked, "--minutes", "0")
+    return folder, asked, stopped, smoothout(folder, *asked)
+
+
+def test_without_time_nothing_is_begun_and_the_exit_code_says_try_again(tiny):
+    _, _, stopped, _ = tiny
+    assert stopped.returncode == 75, stopped.stderr
+    assert "The same command goes on from there" in stopped.stderr
+
+
+def test_table_1_and_a_figure_from_nothing(tiny):
+    folder, _, _, done = tiny
+    assert done.returncode == 0, done.stderr
+    page = Path(done.stdout.splitlines()[-1])
+    assert page == folder / "out" / "index.html"
+    records = Records.read([folder / "out"])
+    assert len(records.all()) == 12
+    assert all({"sharpness-train", "sensitivity-train"} <= found.measured for found in records.all())
+    assert all(found.run.record.provenance.command.startswith("smoothout reproduce table1") for found in records.all())
+    html = page.read_text()
+    assert "Table 1: small and large batch on F1, C1 and C3 · preset paper · tiny scale, on the digits" in html
+    accuracies = [f"{100 * found.run.record.last.test_accuracy:.2f} %" for found in records.all()]
+    assert all(accuracy in html for accuracy in accuracies)
+    assert html.count("<figure>") == 2
+    assert "81.72 %" in html
+    assert "converged)" in html or "iteration limit)" in html
+    assert "gap to the paper" not in re.sub(r"<p>.*?</p>", "", html)
+    assert (folder / "out" / "figure8-paper-0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_pack_stands_for_the_runs(tiny):
+    folder, _, _, _ = tiny
+    lines = (folder / "results" / "tiny.jsonl").read_text().splitlines()
+    assert len(lines) == 12
+    (start,) = [line for line in lines if json.loads(line)["run"].startswith("c1-digits-48-plain")]
+    assert "interpolation-train" in start
+    elsewhere = smoothout(folder, "table1", "--models", "mlp,c1", "--out", "elsewhere")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert elsewhere.stdout.startswith("12 runs wanted, 12 done; 0 tasks")
+    assert find_runs(folder / "elsewhere") == []
+    assert "tiny scale" in (folder / "elsewhere" / "index.html").read_text()
+
+
+def test_a_second_call_finds_all_done(tiny):
+    folder, asked, _, _ = tiny
+    again = smoothout(folder, *asked)
+    assert again.returncode == 0
+    assert again.stdout.startswith("12 runs wanted, 12 done; 0 tasks")
