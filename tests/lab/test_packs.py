@@ -35,11 +35,12 @@ def test_there_and_back(run, tmp_path):
 
 def test_no_absolute_place_is_kept(run, tmp_path):
     result = json.loads((run / "result.json").read_text())
-    result["provenance"]["command"] = "smoothout train --out /somewhere/of/mine/run --epochs 2"
+    command = "smoothout train --out /somewhere/of/mine/run --data-root /somewhere/else --epochs 2"
+    result["provenance"]["command"] = command
     (run / "result.json").write_text(json.dumps(result))
     text = packs.pack([run], tmp_path / "runs")
     assert "/somewhere" not in text
-    assert "smoothout train --out mlp/seed-0 --epochs 2" in text
+    assert "smoothout train --out mlp/seed-0 --data-root DATA-ROOT --epochs 2" in text
 
 
 def test_a_damaged_pack_is_named(tmp_path):

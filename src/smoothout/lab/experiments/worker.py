@@ -82,7 +82,8 @@ def carry_out(task: Task, place: Place) -> Outcome:
     except (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError, RuntimeError) as error:
         return Outcome(task, "failed", f"{type(error).__name__}: {error}")
     finally:
-        gc.collect()  # graphs and networks refer to each other; the next run wants their memory
+        if torch.cuda.is_available():
+            gc.collect()  # graphs and networks refer to each other; the next run wants their memory
 
 
 def _run(task: Task, place: Place) -> Outcome:
