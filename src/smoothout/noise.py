@@ -40,7 +40,7 @@ def _fill_with_random_int16(out: Tensor, generator: torch.Generator) -> None:
     The words come from SFC64, twice as fast as torch's Mersenne twister. It is seeded with the generator's own seed,
     all 64 bits of it (the twister uses 32), and with a draw, so that the generator moves on.
     """
-    draw = torch.empty((), dtype=torch.int64).random_(generator=generator)
+    draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     seed = np.random.SeedSequence([generator.initial_seed() % 2**64, int(draw)])
     words = np.random.SFC64(seed).random_raw((out.numel() + 3) // 4)
     out.copy_(torch.from_numpy(words.view(np.int16))[: out.numel()])
@@ -57,7 +57,8 @@ class Uniform(_ElementwiseNoise):
     def fill(self, out: Tensor, generator: torch.Generator) -> None:
         if out.device.type == "cpu":
             _fill_with_random_int16(out, generator)
-            out.add_(0.5).mul_(2.0**-15)
+            # (k + ½)·2⁻¹⁵ in one pass, and exact
+            torch.add(torch.tensor(2.0**-16, device="cpu"), out, alpha=2.0**-15, out=out)
         else:
             out.uniform_(-1.0, 1.0, generator=generator)
 
