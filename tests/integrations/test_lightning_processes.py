@@ -1,0 +1,89 @@
+"""Lightning's DDP in two real processes: it redirects `training_step` through DDP's forward."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_lightning import ACCUMULATE, EPOCHS, Regression, fit, loader, network
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from smoothout import SmoothOut
+from smoothout.integrations.lightning import SmoothOutCallback
+from two_processes import WORLD, TwoProcesses
+
+L = pytest.importorskip("lightning.pytorch")
+environments = pytest.importorskip("lightning.fabric.plugins.environments")
+
+
+@pytest.fixture(scope="module")
+def in_two_processes():
+    pool = TwoProcesses()
+    yield pool
+    pool.close()
+
+
+class Double(Regression):
+    """No dropout, whose numbers depend on the rank, and no BatchNorm, whose statistics do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = smooth_network()
+        self.clean, self.draws = self.copy(), []
+
+    def training_step(self, batch, batch_idx):
+        self.draws.append(self.net[0].weight.detach().clone())
+        return super().training_step(batch, batch_idx)
+
+
+def smooth_network():
+    layers = [layer for layer in network() if isinstance(layer, nn.Linear | nn.Tanh)]
+    return nn.Sequential(*layers)
+
+
+def ddp(rank, folder, shared_noise):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "GROUP_RANK": "0"}
+    environment = environments.TorchElasticEnvironment()
+    strategy = L.strategies.DDPStrategy(cluster_environment=environment, process_group_backend="gloo")
+    module, callback = Double(), SmoothOutCallback(0.3, scale="filter", shared_noise=shared_noise)
+    rows = loader().dataset
+    train = DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows, WORLD, rank, shuffle=False))
+    trainer = fit(module, [callback], folder, train=train, strategy=strategy, devices=WORLD)
+    assert module.noisy == EPOCHS * 3  # six batches, three to each rank
+    assert trainer.global_step == callback.smooth.step_count == EPOCHS * 2  # the last batch of three steps alone
+    for p in module.parameters():
+        assert torch.equal(*gathered(p))
+    assert torch.equal(*gathered(module.draws[0])) is shared_noise
+    if shared_noise:
+        for p, q in zip(module.net.parameters(), one_process().parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def gathered(tensor):
+    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(tensors, tensor.detach().contiguous())
+    return tensors
+
+
+def one_process():
+    """The sampler deals rows out in turn: a batch of 8 on each of 2 ranks is one of 16 rows in a row."""
+    model = smooth_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    smooth = SmoothOut(model, 0.3, scale="filter", shared_noise=True)
+    rows = loader().dataset.tensors
+    batches = list(zip(*(t.split(8 * WORLD) for t in rows)))
+    for _ in range(EPOCHS):
+        for first in range(0, len(batches), ACCUMULATE):
+            with smooth.perturbed():
+                for x, y in batches[first : first + ACCUMULATE]:
+                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("shared_noise", [False, True])
+def test_ddp_ranks_stay_equal_and_with_shared_noise_equal_one_process(in_two_processes, tmp_path, shared_noise):
+    in_two_processes(ddp, str(tmp_path), shared_noise)
