@@ -489,3 +489,88 @@ def test_an_optimizer_that_steps_inside_the_backward_is_noticed_later_too():
     with pytest.raises(RuntimeError, match="weight was written while noise was applied"):
         model(torch.randn(3, 2)).sum().backward()
     assert_same(model, before)
+
+
+def test_a_refused_optimizer_leaves_no_hooks():
+    model = nn.Linear(6, 3)
+    smooth, before = SmoothOut(model, 0.5), snapshot(model)
+    for bad in (torch.optim.LBFGS(model.parameters()), [sgd(model), 3], 3):
+        with pytest.raises((ValueError, TypeError), match=r"LBFGS|optimizer is a int"):
+            smooth.attach(bad)
+    model(batches(1)[0][0])
+    assert_same(model, before)
+    with smooth.perturbed():
+        pass
+    handle = smooth.attach(sgd(model))
+    with pytest.raises(ValueError, match="LBFGS"):
+        smooth.attach(torch.optim.LBFGS(model.parameters()))
+    assert not handle.removed
+
+
+def test_copies_of_an_attached_model_take_no_noise(tmp_path):
+    model = Mlp()
+    optimizer = sgd(model)
+    smooth = SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    plain_loop(model, optimizer, batches(1))
+    average.update_parameters(model)
+    torch.save(model, tmp_path / "model.pt")
+    for twin in (average, torch.load(tmp_path / "model.pt", weights_only=False)):
+        before, original = snapshot(twin), snapshot(model)
+        twin.train()
+        twin(batches(1)[0][0])  # would perturb, were it attached
+        assert_same(twin, before)
+        assert_same(model, original)
+
+
+def test_an_evaluation_after_an_interrupted_forward_is_clean():
+    class Interrupted(Mlp):
+        def forward(self, x):
+            y = super().forward(x)
+            if self.training and torch.is_grad_enabled():
+                with torch.no_grad():  # a pass of the model inside its own forward sees the same noise
+                    assert torch.equal(self(x), y)
+                raise KeyboardInterrupt
+            return y
+
+    model = Interrupted()
+    model.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = batches(1)[0][0]
+    clean = model.eval()(x)
+    before = snapshot(model)
+    SmoothOut(model, 0.5).attach(sgd(model))
+    with pytest.raises(KeyboardInterrupt):
+        model.train()(x)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), clean)
+    assert_same(model, before)
+
+
+def test_with_strength_zero_backwards_may_come_late_and_twice():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    smooth = SmoothOut(model, 0.0)
+    smooth.attach(sgd(model), draw="forward")
+    first, second = (squared_error(model, batch) for batch in batches(2))
+    (first + second).backward(retain_graph=True)
+    first.backward()
+    late = checkpoint(model, batches(1)[0][0], use_reentrant=False).sum()
+    smooth.strength = 0.5
+    model(batches(1)[0][0])
+    with pytest.raises(RuntimeError, match="noise is gone"):  # it would recompute at noisy weights
+        late.backward()
+
+
+def test_a_step_that_calls_its_base_classs_is_one_step():
+    class Derived(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = nn.Linear(6, 3)
+    optimizer = Derived(model.parameters(), 0.1)
+    smooth = SmoothOut(model)
+    smooth.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_loop(model, optimizer, batches(3))
+    assert smooth.step_count == 3

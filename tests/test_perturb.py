@@ -1,6 +1,7 @@
 """Exactness: whatever happens inside, the weights come back bit for bit, in the same storage."""
 
 import copy
+import pickle
 import signal
 import threading
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
 from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut
@@ -141,6 +143,20 @@ def test_an_interrupt_while_noise_is_added_or_removed_leaves_clean_weights():
         assert torch.is_grad_enabled()
         assert_same(model, before)
     assert caught > 100
+
+
+def test_an_interrupt_before_the_noise_leaves_no_stale_state_dict(monkeypatch):
+    def interrupt(self, *_args, **_options):
+        raise KeyboardInterrupt
+
+    model = nn.Linear(4, 4)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Perturbation, "_add", interrupt)
+        with SmoothOut(model).perturbed():
+            pass
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    assert (model.state_dict()["weight"] == 7).all()
 
 
 def test_a_failing_noise_leaves_clean_weights():
@@ -289,3 +305,69 @@ def test_several_draws_inside_one_autocast_region_differ():
     assert not torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], clean)
     assert torch.equal(clean, after)
+
+
+class WritesToData(torch.optim.Optimizer):
+    """As older optimizers do: autograd's version counters do not see it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, 0.1, fused=True),
+        lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
+        WritesToData,
+    ],
+)
+def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make):
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    smooth, before = SmoothOut(model), snapshot(model)
+    hooks = len(_global_optimizer_post_hooks)
+    with pytest.raises(RuntimeError, match=r"weight and 1 other weights were written.*Step after the context"):
+        with smooth.perturbed():
+            model(torch.randn(2, 4)).sum().backward()
+            make(model.parameters()).step()
+    assert_same(model, before)
+    with smooth.perturbed():  # an optimizer of another model may step
+        other(torch.randn(2, 4)).sum().backward()
+        make(other.parameters()).step()
+    assert len(_global_optimizer_post_hooks) == hooks
+
+
+def replace_data(model):
+    model[0].weight.data = torch.zeros(4, 4)
+
+
+@pytest.mark.parametrize("move", [lambda model: model.double(), replace_data])
+def test_weights_that_move_inside_are_clean_afterwards_and_named(move):
+    model = nn.Sequential(nn.Linear(4, 4))
+    smooth = SmoothOut(model)
+    clean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(RuntimeError, match=r"0\.weight got other memory while noise was applied"), smooth.perturbed():
+        move(model)
+    with pytest.raises(ZeroDivisionError), smooth.perturbed():
+        model.to(torch.float64 if model[0].weight.dtype == torch.float32 else torch.float32)
+        raise ZeroDivisionError
+    for name, p in model.named_parameters():
+        assert torch.equal(p.float(), clean[name])
+    before = snapshot(model)
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    assert_same(model, before)
+
+
+def test_a_copy_made_inside_has_a_state_dict_of_its_own():
+    model = nn.Linear(4, 4)
+    with SmoothOut(model).perturbed():
+        twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for twin in twins:
+        with torch.no_grad():
+            twin.weight.fill_(7.0)
+        assert (twin.state_dict()["weight"] == 7).all()

@@ -1,7 +1,9 @@
 """Algorithm 1 against its slow twin, and in the company of everything else a training loop holds."""
 
 import copy
+import dataclasses
 import math
+import pickle
 
 import pytest
 import torch
@@ -212,6 +214,25 @@ def test_outputs_in_containers_are_watched():
         out["logits"][0].sum().backward()
 
 
+@pytest.mark.parametrize("options", [{}, {"slots": True}, {"frozen": True}])
+def test_outputs_in_dataclasses_are_watched(options):
+    output = dataclasses.make_dataclass("Output", ["logits", "note"], **options)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return output(checkpoint(self.inner, x, use_reentrant=False), "text")
+
+    model = Wrapped()
+    with SmoothOut(model).perturbed():
+        out = model(torch.randn(2, 3))
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        out.logits.sum().backward()
+
+
 class Mlp(nn.Module):
     """Not a container of torch's own: the compiler treats those differently."""
 
@@ -280,6 +301,34 @@ def test_samples_average_their_gradients_and_count_as_one_step():
     for p, e in zip(model.parameters(), expected):
         torch.testing.assert_close(p.grad, e, rtol=1e-9, atol=1e-12)
     assert smooth.step_count == 1
+
+
+def test_samples_neither_nest_nor_outlive_their_block():
+    model = mlp()
+    smooth, before = SmoothOut(model), snapshot(model)
+    with pytest.raises(RuntimeError, match="does not nest"), smooth.samples(2):  # no draw is applied yet
+        with smooth.perturbed():
+            pass
+    with smooth.samples(2) as draws:
+        next(draws)
+    with pytest.raises(RuntimeError, match=r"samples\(\) is over"):
+        next(draws)
+    assert_same(model, before)
+    assert smooth.step_count == 2
+
+
+def test_copies_of_a_smoothout_train_their_own_model():
+    model = mlp()
+    smooth = SmoothOut(model)
+    smooth.attach(OPTIMIZERS["sgd"](model.parameters()))
+    for twin in (copy.deepcopy(smooth), pickle.loads(pickle.dumps(smooth))):
+        before = snapshot(model)
+        with twin.perturbed():  # not attached
+            assert_same(model, before)
+    pending = squared_error(model, batches(1)[0])
+    with pytest.raises(RuntimeError, match="while its noise is applied"):
+        copy.deepcopy(smooth)
+    pending.backward()
 
 
 def test_antithetic_pairs_cancel_a_linear_loss():

@@ -10,7 +10,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import LBFGS, Optimizer
 
+from smoothout.hooks import Hook, remove_all, weak
 from smoothout.late_backward import LATE, in_backward, tensors_with_grad
 
 if TYPE_CHECKING:
@@ -40,15 +41,17 @@ class Attachment:
         self.removed = False
         self._draw_number = 0  # of the forward whose noise is applied
         self._backward_task = -1  # of the backward that will restore
+        self._forward_ended = True
         self._forward_since_step = False
+        self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._warned = False
         self._clean_passes = _CleanPasses(self._weights)
         _refuse_if_compiled_code_ignores_hooks(self._model)
         self._hooks: list[Any] = [
             # Before FSDP's own pre-hook, which gathers the weights.
-            self._model.register_forward_pre_hook(self._before_forward, prepend=True),
-            self._model.register_forward_hook(self._after_forward, always_call=True),
+            self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True),
+            self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
         ]
 
     # ---- what users call ---------------------------------------------------------------------------------------------
@@ -62,16 +65,18 @@ class Attachment:
     def remove(self) -> None:
         """Take all hooks away, and the noise if there is any."""
         self.restore()
-        _remove_all(self._hooks)
+        remove_all(self._hooks)
         self.removed = True
 
     def add(self, optimizers: Optimizer | Sequence[Optimizer], draw: str) -> None:
         """Follow one more optimizer, or several."""
         if draw != self.draw:
             raise ValueError(f"draw={draw!r}, but this SmoothOut is attached with draw={self.draw!r}")
-        for optimizer in [optimizers] if isinstance(optimizers, Optimizer) else optimizers:
-            optimizer = _unwrap(optimizer)
+        several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
+        unwrapped = [_unwrap(optimizer) for optimizer in several]
+        for optimizer in unwrapped:
             self._refuse(optimizer)
+        for optimizer in unwrapped:
             if optimizer not in self._optimizers:
                 self._optimizers[optimizer] = False
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -92,8 +97,10 @@ class Attachment:
 
     @_untraced
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if not torch.is_grad_enabled():
-            return  # clean: see _CleanPasses
+        if not torch.is_grad_enabled():  # clean: see _CleanPasses, which start when the forward has ended
+            if self._weights.active and not self._forward_ended and not _calls_itself(self._model):
+                self.restore()  # an interrupt ended it: torch calls no hooks then
+            return
         if in_backward():  # activation checkpointing recomputes: at the weights its forward saw
             if module.training and not self._weights.active and self._smooth.current_strength:
                 raise RuntimeError(
@@ -111,6 +118,7 @@ class Attachment:
             self._weights.restore()
         smooth = self._smooth
         self._draw_number += 1
+        self._forward_ended = False
         self._weights.apply(smooth.current_strength, smooth.step_count, smooth._draw)
         if self.draw == "forward":
             smooth._draw += 1
@@ -122,21 +130,23 @@ class Attachment:
         if sys.exc_info()[0] is not None and output is None:  # the forward raised
             self.restore()
             return
-        self._forward_since_step = True
+        self._forward_ended = self._forward_since_step = True
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = True
         outputs = tensors_with_grad(output)
         if not outputs:
             self.restore()  # no backward can start here
             return
-        draw_number = self._draw_number
+        draw_number, noisy = self._draw_number, self._weights.noisy
         for tensor in outputs:
-            tensor.register_hook(lambda grad: self._backward_begins(draw_number))
+            tensor.register_hook(lambda grad: self._backward_begins(draw_number, noisy))
         self._clean_passes.start()
 
-    def _backward_begins(self, draw_number: int) -> None:
+    def _backward_begins(self, draw_number: int, noisy: bool) -> None:
         if draw_number != self._draw_number or not self._weights.active:
-            raise RuntimeError(LATE)
+            if noisy or self._weights.noisy:
+                raise RuntimeError(LATE)
+            return  # strength 0, then and now: as without the library
         task = torch._C._current_graph_task_id()
         if task != self._backward_task:
             self._backward_task = task
@@ -152,8 +162,12 @@ class Attachment:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.restore()  # noise of a forward that had no backward
+        self._stepping.add(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer not in self._stepping:
+            return  # a step() that calls its base class's ends twice
+        self._stepping.discard(optimizer)
         if not self._optimizers[optimizer] and not self._warned:
             self._warned = True
             warnings.warn(
@@ -181,41 +195,40 @@ class _CleanPasses:
         self._hooks: list[Any] = []
         self._inside: nn.Module | None = None
         self._noisy: list[Tensor] = []
-        weakref.finalize(self, _remove_all, self._hooks)
+        weakref.finalize(self, remove_all, self._hooks)
 
     def start(self) -> None:
         if not self._hooks and self._weights.noisy:
             self._modules = set(self._weights.model.modules())
-            enter, leave = weakref.WeakMethod(self._enter), weakref.WeakMethod(self._leave)
             self._hooks += [
-                register_module_forward_pre_hook(lambda module, args: (enter() or _nothing)(module)),
-                register_module_forward_hook(lambda module, *_: (leave() or _nothing)(module), always_call=True),
+                register_module_forward_pre_hook(weak(self._enter)),
+                register_module_forward_hook(weak(self._leave), always_call=True),
             ]
 
     def stop(self) -> None:
-        _remove_all(self._hooks)
+        remove_all(self._hooks)
 
     @_untraced
-    def _enter(self, module: nn.Module) -> None:
+    def _enter(self, module: nn.Module, *_: Any) -> None:
         if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
             self._inside = module
             self._noisy = self._weights.swap_in_clean()
 
     @_untraced
-    def _leave(self, module: nn.Module) -> None:
+    def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is self._inside:
             self._inside = None
             self._weights.swap_in(self._noisy)
             self._noisy = []
 
 
-def _remove_all(hooks: list[Any]) -> None:
-    while hooks:
-        hooks.pop().remove()
-
-
-def _nothing(module: nn.Module) -> None:
-    return None
+def _calls_itself(model: nn.Module) -> bool:
+    """Whether this call of the model was made inside another one, as far as the stack tells."""
+    calls, frame = 0, sys._getframe(1)
+    while frame is not None:
+        calls += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is model
+        frame = frame.f_back
+    return calls != 1
 
 
 def _refuse_if_compiled_code_ignores_hooks(model: nn.Module) -> None:

@@ -7,7 +7,6 @@ clean ones. So every output of the model remembers the number of its draw, and i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from smoothout.hooks import Hook
 from smoothout.perturb import Perturbation
 
 
@@ -25,10 +25,16 @@ def tensors_with_grad(output: Any, depth: int = 3) -> list[Tensor]:
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
             found += [leaf] if leaf.requires_grad else []
-        elif depth and (dataclasses.is_dataclass(leaf) or isinstance(leaf, Mapping) or hasattr(leaf, "__dict__")):
-            parts = list(leaf.values()) if isinstance(leaf, Mapping) else list(getattr(leaf, "__dict__", {}).values())
-            found += tensors_with_grad(parts, depth - 1)
+        elif depth:
+            found += tensors_with_grad(list(leaf.values()) if isinstance(leaf, Mapping) else _parts(leaf), depth - 1)
     return found
+
+
+def _parts(thing: Any) -> list[Any]:
+    """What an object holds, in its `__dict__` and in slots (dataclasses have either)."""
+    slots = [getattr(cls, "__slots__", ()) for cls in type(thing).__mro__]
+    names = [name for slot in slots for name in ([slot] if isinstance(slot, str) else slot) if name[:2] != "__"]
+    return [*getattr(thing, "__dict__", {}).values(), *(getattr(thing, name, None) for name in names)]
 
 
 def in_backward() -> bool:
@@ -59,7 +65,7 @@ class LateBackwardGuard:
         """Mark the outputs of every forward inside; at the end their draw is over."""
         self.new_draw()
         self._stop_watching_recomputes()
-        hook = self._model.register_forward_hook(self._mark, with_kwargs=True)
+        hook = self._model.register_forward_hook(Hook(self._mark), with_kwargs=True)
         try:
             yield
         finally:
@@ -76,7 +82,9 @@ class LateBackwardGuard:
         # Re-entrant checkpointing runs the forward without gradients and again, with them, inside the backward.
         if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)) and self._recompute_hook is None:
             self._recompute_hook = self._model.register_forward_pre_hook(
-                lambda *_: self.check(draw_number) if not torch.compiler.is_compiling() and in_backward() else None
+                Hook(
+                    lambda *_: self.check(draw_number) if not torch.compiler.is_compiling() and in_backward() else None
+                )
             )
 
     def check(self, draw_number: int) -> None:

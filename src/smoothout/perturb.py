@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
 from smoothout.filters import FilterLayout, filter_layout
+from smoothout.hooks import Hook, remove_all, weak
 from smoothout.noise import Bernoulli, Noise
 from smoothout.select import Selected
 
@@ -96,6 +99,9 @@ class Perturbation:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._scratch: dict[torch.device, Tensor] = {}
         self._hooks: list[Any] = []
+        self._global_hooks: list[Any] = []
+        weakref.finalize(self, remove_all, self._global_hooks)
+        self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
         self._sharded_modules = sharding.sharded_modules(model)
         self._refresh()
 
@@ -118,7 +124,10 @@ class Perturbation:
                 self._fused_backup = False
         self._versions = [p._version for p in self._parameters]
         self.noisy = False
-        self._hooks = [owner._register_state_dict_hook(self._clean_state_dict) for owner in self._slots]
+        self._stepped = set()
+        clean_state_dict = Hook(self._clean_state_dict)
+        self._hooks = [owner._register_state_dict_hook(clean_state_dict) for owner in self._slots]
+        self._global_hooks.append(register_optimizer_step_post_hook(weak(self._note_step)))
         self._add(strength, step, draw, sign, back_up=True)
 
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
@@ -153,8 +162,13 @@ class Perturbation:
 
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
-        written = [s.name for s, p, v in zip(self.selected, self._parameters, self._versions) if p._version != v]
         try:
+            written = [
+                s.name
+                for s, p, version in zip(self.selected, self._parameters, self._versions)
+                if p._version != version or id(p) in self._stepped
+            ]
+            moved = self._bring_back_moved() if self.noisy else []
             if self.noisy or written:
                 self._copy_back()
             else:
@@ -162,6 +176,11 @@ class Perturbation:
         except BaseException:  # an interrupt half-way: to copy again is harmless, to stop there is not
             self._copy_back()
             raise
+        if moved and check:
+            raise RuntimeError(
+                f"{moved[0]} got other memory while noise was applied: model.to() or `.data =` inside the context? It "
+                "has its values from before the noise again. Convert or replace weights outside the context."
+            )
         if written and check:
             others = f" and {len(written) - 1} other weights were" if len(written) > 1 else " was"
             raise RuntimeError(
@@ -172,8 +191,27 @@ class Perturbation:
     def keep(self) -> None:
         """Leave the weights as they are now: training without de-noising, the paper's ablation."""
         self.active = self.noisy = False
-        while self._hooks:
-            self._hooks.pop().remove()
+        remove_all(self._hooks)
+        remove_all(self._global_hooks)
+
+    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # Fused optimizers, and those that write to `.data`, leave the version counters alone.
+        written = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        self._stepped |= written & {id(p) for p in self._parameters}
+
+    def _bring_back_moved(self) -> list[str]:
+        """Clean values for parameters whose memory was replaced under the noise, and their names."""
+        sharding.reshard(self._sharded_modules)
+        moved = []
+        for selected, parameter, address, backup in zip(
+            self.selected, self._parameters, self._addresses, self._backups
+        ):
+            if _address(parameter) != address:
+                moved.append(selected.name)
+                local = sharding.local_part(parameter).local
+                if local.shape == backup.shape:
+                    local.copy_(backup)
+        return moved
 
     def _copy_back(self) -> None:
         with _outside_inference_mode():
@@ -204,6 +242,8 @@ class Perturbation:
 
     def _clean_state_dict(self, owner: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """`state_dict()` while noise is applied: clones of the backups take the place of noisy weights."""
+        if not self.active:  # an interrupt came between the hook and the noise
+            return
         for slot, index in self._slots[owner]:
             if prefix + slot in state:
                 state[prefix + slot] = sharding.like(self._parameters[index], self._backups[index].clone())

@@ -74,6 +74,7 @@ class SmoothOut:
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
         self._guard = LateBackwardGuard(model, self._perturbation)
         self._attachment: Attachment | None = None
+        self._sampling = False  # inside samples(), where between two draws no noise is applied
         self._step = 0
         self._draw = 0
 
@@ -88,11 +89,10 @@ class SmoothOut:
             w.apply(a, self._step)
             with self._guard.watching():
                 yield
+            self._denoise()
         except BaseException:
             self._take_back()
             raise
-        else:
-            self._denoise()
         finally:
             self._step += 1
 
@@ -116,6 +116,8 @@ class SmoothOut:
 
         def draws() -> Iterator[int]:
             for i in range(n):
+                if not self._sampling:
+                    raise RuntimeError("samples() is over: iterate over its draws inside the `with` block")
                 if w.active and self.denoise:
                     w.restore()
                 add = w.add if w.active else w.apply
@@ -125,14 +127,15 @@ class SmoothOut:
             self._denoise()
 
         try:
+            self._sampling = True
             with self._guard.watching():
                 yield draws()
+            self._denoise()
         except BaseException:
             self._take_back()
             raise
-        else:
-            self._denoise()
         finally:
+            self._sampling = False
             self._step += 1
 
     def attach(
@@ -148,12 +151,19 @@ class SmoothOut:
         Returns:
             A handle with `.restore()` (take the noise of a forward back whose backward never came) and `.remove()`.
         """
-        if self._perturbation.active:
-            raise RuntimeError("attach() inside perturbed() or samples(): leave the context first")
-        if self._attachment is None or self._attachment.removed:
-            self._attachment = Attachment(self, draw)
-        self._attachment.add(optimizer, draw)
-        return self._attachment
+        if self._perturbation.active or self._sampling:
+            raise RuntimeError("attach() while noise is applied: leave the context, or finish the backward, first")
+        attached = self._attachment is not None and not self._attachment.removed
+        attachment = self._attachment if attached else Attachment(self, draw)
+        assert attachment is not None
+        try:
+            attachment.add(optimizer, draw)
+        except BaseException:
+            if not attached:
+                attachment.remove()
+            raise
+        self._attachment = attachment
+        return attachment
 
     def _denoise(self) -> None:
         if self._perturbation.active:
@@ -167,7 +177,7 @@ class SmoothOut:
     def _refuse_if_busy(self, what: str) -> None:
         if self._attachment is not None and not self._attachment.removed:
             raise RuntimeError(f"{what} on a SmoothOut that is attached: the hooks do it already; remove() them first")
-        if self._perturbation.active:
+        if self._perturbation.active or self._sampling:
             raise RuntimeError(f"{what} inside perturbed() or samples() of the same SmoothOut: noise does not nest")
 
     # ---- strength and position ---------------------------------------------------------------------------------------
@@ -225,6 +235,12 @@ class SmoothOut:
             )
         self._perturbation.seed = state["seed"]
         self._step, self._draw = state["step"], state["draw"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles are not attached: hooks stay with the model and the optimizer they were made for."""
+        if self._perturbation.active:
+            raise RuntimeError("a SmoothOut cannot be copied or pickled while its noise is applied: do it afterwards")
+        return self.__dict__ | {"_attachment": None}
 
     def _fingerprint(self) -> str:
         shapes = [(s.plain_name, tuple(s.parameter.shape)) for s in self._perturbation.selected]
