@@ -71,7 +71,7 @@ def test_sharpness_has_its_status_and_no_gain_is_claimed_where_zero_is_inside(pa
     rows = table_1(packed)
     assert rows["C1, CIFAR-10, batch 5000: baseline"]["sharpness, status⁴"].text == "3,083 (1 converged)"
     small = rows["C1, CIFAR-10, batch 256: SmoothOut"]
-    assert (small["effect³"].tone, small["sign"].text) == ("faint", "no difference measured")
+    assert (small["effect³"].tone, small["sign"].text) == ("faint", "no difference")
     unmeasured = rows["F1, MNIST, batch 256: baseline"]
     assert (unmeasured["n"].text, unmeasured["last epoch"].text, unmeasured["paper"].text) == ("0", "–", "98.49 %")
 
@@ -138,3 +138,10 @@ def test_wrong_names_get_the_nearest_right_one(smoothout):
     code, _, error = smoothout()
     assert code == 1
     assert "--list" in error
+
+
+def test_rows_that_share_a_configuration_keep_their_own_baseline_of_the_paper():
+    (section,) = paper.sections(EXPERIMENTS["table1"](Setting("tiny")), Setting("tiny"), Records([]))
+    column = section.table.header.index("paper's effect")
+    effects = [row.cells[column].text for row in section.table.rows]
+    assert [effect for effect in effects if effect != "–"] == ["+0.12", "+0.41", "+2.05", "+3.04", "+3.18", "+4.06"]

@@ -153,8 +153,15 @@ def test_the_pack_stands_for_the_runs(tiny):
     assert "tiny scale" in (folder / "elsewhere" / "index.html").read_text()
 
 
-def test_a_second_call_finds_all_done(tiny):
+def test_a_second_call_finds_all_done_and_leaves_other_runs_in_the_pack(tiny):
     folder, asked, _, _ = tiny
+    pack = folder / "results" / "tiny.jsonl"
+    other = json.loads(pack.read_text().splitlines()[0])
+    other["run"], other["files"]["config.json"] = "other", {**other["files"]["config.json"], "hash": "0123456789ab"}
+    pack.write_text(pack.read_text() + json.dumps(other) + "\n")
     again = smoothout(folder, *asked)
     assert again.returncode == 0
     assert again.stdout.startswith("12 runs wanted, 12 done; 0 tasks")
+    names = [json.loads(line)["run"] for line in pack.read_text().splitlines()]
+    assert len(names) == len(set(names)) == 13
+    assert "other" in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -26,7 +27,7 @@ from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
 from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
 from smoothout.lab.presets import PRESETS
-from smoothout.lab.runs import write_atomically
+from smoothout.lab.runs import CONFIG, write_atomically
 
 RESULTS, EVERY_PRESET = "results", "all"
 
@@ -77,7 +78,7 @@ def _reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="worker processes; on one GPU they take turns")] = 1,
     out: Annotated[Path, typer.Option(help="folder for runs and page")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = Path("results"),
-    pack: Annotated[Path | None, typer.Option(help="write the records of --out into this .jsonl at the end")] = None,
+    pack: Annotated[Path | None, typer.Option(help="add the records of --out to this .jsonl at the end")] = None,
     data_root: Annotated[Path | None, typer.Option(help="where data are looked for first")] = None,
     imagenet: Annotated[str | None, typer.Option(help="folder with train/ and val/; default: imagenette")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
@@ -104,7 +105,7 @@ def _reproduce(
         elif markdown:
             print(results_markdown(experiments, records, _command()), end="")
         elif only_records:
-            print(write_page(out, experiments, records, _command()))
+            print(write_page(out, experiments, records, _command(), only_measured=True))
         else:
             outcomes = _carry_out(asked, _place(scale, out, data_root, device, minutes, Speeds(records)), jobs)
             if pack is not None:
@@ -122,7 +123,9 @@ def _experiments(
     wanted = ["all"] if RESULTS in names or not names else names
     only = [model for model in models.split(",") if model]
     settings = [Setting(scale, _known_preset(each), imagenet) for each in presets]
-    return [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
+    asked = [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
+    # A picture without runs, such as Figure 1, has no preset: once is enough.
+    return [(setting, each) for setting, each in asked if each.rows or setting == settings[0]]
 
 
 def _known_preset(name: str) -> str:
@@ -168,10 +171,14 @@ def _minutes(todo: Plan) -> str:
 
 
 def _pack(out: Path, pack: Path) -> None:
-    ended = [found.run.path.resolve() for found in Records.read([out]).all() if found.is_done]
+    """The runs of --out, and those in the file already that are not among them."""
+    ended = {found.run.config.hash: found.run.path.resolve() for found in Records.read([out]).all() if found.is_done}
     if ended:
+        there = pack.read_text(encoding="utf-8").splitlines(keepends=True) if pack.exists() else []
+        kept = [line for line in there if json.loads(line)["files"][CONFIG]["hash"] not in ended]
+        text = "".join(kept) + packs.pack(sorted(ended.values()), out.resolve())
         pack.resolve().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(pack.resolve(), packs.pack(sorted(ended), out.resolve()).encode())
+        write_atomically(pack.resolve(), text.encode())
         print(pack.resolve())
 
 

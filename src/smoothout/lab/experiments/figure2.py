@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import line, sensitivity
 from smoothout.lab.experiments.networks import C1, Network, configure, label
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Split
@@ -33,7 +36,9 @@ def small_to_large(setting: Setting, network: Network, name: str, title: str) ->
     return Experiment(name, title, rows, lines, (between, *under_noise))
 
 
-def noise_drawings(network: Network, configs, setting: Setting) -> tuple[Drawing, Drawing]:
+def noise_drawings(
+    network: Network, configs: Iterable[tuple[int, Config]], setting: Setting
+) -> tuple[Drawing, Drawing]:
     """Loss and accuracy against the strength of the noise, for each batch size and split."""
     curves = tuple(
         Curve(f"batch {batch_size}, {split}", config, sensitivity(setting, network.model, split))

@@ -15,16 +15,24 @@ from smoothout.lab.runs import Record, write_atomically
 
 Wanted = Sequence[tuple[Setting, Experiment]]
 
+MOST_IN_A_TITLE = 4
+
 LEAD = "Our runs beside the numbers of Wen et al., SmoothOut (2018)."
 TINY = (
     "Tiny scale: small networks on the digits. It shows that everything runs; the paper's numbers are no target here."
 )
 
 
-def write_page(out: Path, experiments: Wanted, records: Records, command: str) -> Path:
-    """One page for all, and each picture as PNG beside it; gives the page's path."""
+def write_page(out: Path, experiments: Wanted, records: Records, command: str, only_measured: bool = False) -> Path:
+    """One page for all, and each picture as PNG beside it; gives the page's path.
+
+    Args:
+        only_measured: leave rows out of which there is no record.
+    """
     sections = [
-        section for setting, experiment in experiments for section in paper.sections(experiment, setting, records)
+        section
+        for setting, experiment in experiments
+        for section in paper.sections(experiment, setting, records, only_measured)
     ]
     is_tiny = any(setting.scale == "tiny" for setting, _ in experiments)
     presets = sorted({setting.preset for setting, _ in experiments})
@@ -32,7 +40,8 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str) -
     used = records_of(experiments, records)
     foot = provenance(used, command) if used else (("This page", command),)
     lead = f"{LEAD} {TINY}" if is_tiny else LEAD
-    title = "The paper, reproduced: " + ", ".join(dict.fromkeys(experiment.name for _, experiment in experiments))
+    names = list(dict.fromkeys(experiment.name for _, experiment in experiments))
+    title = "The paper, reproduced" + (f": {', '.join(names)}" if len(names) <= MOST_IN_A_TITLE else "")
     out.mkdir(parents=True, exist_ok=True)
     path = (out / "index.html").resolve()
     write_atomically(path, Page(title, lead, (*sections, reading), foot).to_html().encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import ALEXNET, RESNET18, RESNET44, RESNET44_CIFAR100, Network, configure, label
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
@@ -23,7 +24,7 @@ SMALL_BATCH_ALEXNET = 56.15
 PLUMBING = "plumbing: ten classes of imagenette, no accuracy is claimed"
 
 
-def resnet44(setting: Setting, method: str, **settings: Any) -> Any:
+def resnet44(setting: Setting, method: str, **settings: Any) -> Config:
     """The configuration of the CIFAR-10 row, which Tables 3 to 5 vary."""
     return configure(setting, RESNET44, RESNET44.large, method, **{"epochs": 400, **settings})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
@@ -11,7 +12,7 @@ def table4(setting: Setting) -> Experiment:
     baseline = resnet44(setting, "plain")
     smooth, ada = resnet44(setting, "smoothout"), resnet44(setting, "adasmoothout")
 
-    def row(method: str, more: str, config, accuracy: float) -> Row:
+    def row(method: str, more: str, config: Config, accuracy: float) -> Row:
         versus = None if config == baseline else baseline
         return Row(label(RESNET44, RESNET44.large, method, more), config, accuracy, versus=versus)
 

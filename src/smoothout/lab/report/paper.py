@@ -23,7 +23,7 @@ NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
     "title says otherwise.",
     "¹ The best epoch is chosen on the test set itself: it flatters every method alike.",
-    "² Ours minus the paper's, in points: of the last epoch, in preset `authors` of the best one.",
+    "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one.",
     "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
     "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; how many runs ended in "
@@ -58,7 +58,8 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
     starts = i > 0 and _block(row) != _block(rows[i - 1])
     name = Cell(row.label + (f" ({row.note})" if row.note else ""))
     paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
-    versus = next((other for other in rows if other.config == row.versus), None)
+    # The nearest above: at tiny scale several rows have the same configuration.
+    versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
     paper_effect = None if versus is None else _minus(row.accuracy, versus.accuracy)
     last = (_points(paper_effect), Cell("–", "faint"), Cell("–", "faint"), _paper_sharpness(row))
     if group is None:
@@ -122,10 +123,10 @@ def _effect(effect: Difference | None, base: Group | None, group: Group) -> Cell
 
 def _sign(effect: Difference | None, paper: float | None) -> Cell:
     if effect is None or not effect.is_shown:
-        return Cell("–" if effect is None else "no difference measured", "faint")
+        return Cell("–" if effect is None else "no difference", "faint")
     if paper is None:
         return Cell("gain" if effect.mean > 0 else "loss")
-    return Cell("as the paper's" if effect.mean * paper > 0 else "against the paper's")
+    return Cell("as the paper's" if effect.mean * paper > 0 else "opposite")
 
 
 def _sharpness(found: Sequence[Found]) -> Cell:
@@ -149,12 +150,13 @@ def _paper_sharpness(row: Row) -> Cell:
 
 
 def _verdicts(experiment: Experiment, heading: str, records: Records) -> Section:
+    """In sentences: claims and evidence are too long for cells."""
     assert experiment.judge is not None
-    rows = tuple(
-        page.Row((Cell(each.claim), Cell(each.verdict), Cell(each.evidence or "–")))
+    sentences = tuple(
+        f"Claim: {each.claim}. Verdict: {each.verdict}{f' ({each.evidence})' if each.evidence else ''}."
         for each in experiment.judge(records)
     )
-    return Section(f"{heading}: verdicts", (), Table(("claim", "verdict", "evidence"), rows))
+    return Section(f"{heading}: verdicts", sentences)
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------------
@@ -164,8 +166,8 @@ def to_markdown(parts: Iterable[Section], title: str, lead: Sequence[str], unmea
     """The tables of these sections as one text; pictures stay with the pages."""
     text = [f"# {title}", *lead, _list(NOTES)]
     for section in parts:
-        if section.table is not None:
-            text += [f"## {section.heading}", *section.paragraphs, section.table.to_markdown()]
+        table = [] if section.table is None else [section.table.to_markdown()]
+        text += [f"## {section.heading}", *section.paragraphs, *table]
     if unmeasured:
         text += ["## Not measured yet", _list(unmeasured)]
     return "\n\n".join(text) + "\n"
