@@ -21,7 +21,7 @@ from smoothout.lab.runs import RunError, write_atomically
 from smoothout.lab.train.loop import Diverged
 from smoothout.lab.train.start import Options, summary, train
 from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
-from smoothout.lab.trained import load_trained
+from smoothout.lab.trained import Trained, load_trained
 
 CHECKPOINT_EVERY = 50  # epochs; a stop makes one in any case, so that this is for machines that die
 TIME_IS_UP_EXIT = Interrupted(TIME_IS_UP, "").exit_code
@@ -91,23 +91,25 @@ def _run(task: Task, place: Place) -> Outcome:
     minutes = None if place.deadline is None else place.seconds_left / 60
     options = Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, quiet=True)
     record = train(task.config, folder, options)
+    there = measurements.load_all(folder)
+    loaded: dict[int | None, Trained] = {}  # by the images it is measured on
     for wanted in task.measurements:
+        if wanted.name in there:
+            continue
         if not _has_time(task, wanted, place):
             return Outcome(task, "out of time", f"trained; {wanted.name} is still to be measured")
-        _measure(folder, wanted, place)
+        if wanted.images not in loaded:
+            loaded[wanted.images] = load_trained(
+                folder, device=place.device, data_root=place.data_root, images=wanted.images
+            )
+        trained = loaded[wanted.images]
+        measurements.save(folder, measurements.take(wanted.kind, trained, wanted.split, **dict(wanted.settings)))
     return Outcome(task, "done", summary(record))
 
 
 def _has_time(task: Task, wanted: Measuring, place: Place) -> bool:
     """A measurement cannot be stopped half-way, so that one which would end too late is not begun."""
     return (place.speeds or Speeds()).measuring(task.config, wanted) < place.seconds_left
-
-
-def _measure(folder: Path, wanted: Measuring, place: Place) -> None:
-    if wanted.name in measurements.load_all(folder):
-        return
-    trained = load_trained(folder, device=place.device, data_root=place.data_root, images=wanted.images)
-    measurements.save(folder, measurements.take(wanted.kind, trained, wanted.split, **dict(wanted.settings)))
 
 
 def _line(task: Task, place: Place) -> Outcome:
