@@ -131,6 +131,21 @@ def test_memory_grows_with_the_chunk_not_with_the_copies():
         assert model.peak <= 2
 
 
+def test_parameters_frozen_later_keep_their_noise():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    ensemble, x = SmoothOutEnsemble(model, 3, strength=0.5), torch.randn(5, 4)
+
+    def loss():
+        return ensemble.loss(lambda m, x: m(x).square().mean(), x).item()
+
+    expected = loss()
+    model[0].requires_grad_(False)
+    assert loss() == pytest.approx(expected, rel=1e-6)
+    model.requires_grad_(False)  # as for an evaluation
+    assert loss() == pytest.approx(expected, rel=1e-6)
+
+
 def test_bad_input():
     model = nn.Linear(2, 2)
     for bad in (0, -1, 2.0, True):

@@ -58,7 +58,7 @@ def test_every_filter_gets_noise_of_its_own_size(case, dtype, strength):
     model = case.build().to(dtype)
     perturbation = AdaSmoothOut(model, strength)._perturbation
     for selected, theta in zip(perturbation.selected, perturbation.draw(strength, 0)):
-        layout = filter_layout(selected.owner, selected.slot, selected.parameter)
+        layout = filter_layout(selected.layer, selected.layer_slot, selected.parameter)
         ours, theirs = filters_of(theta.double(), layout), filters_of(selected.parameter.detach().double(), layout)
         for i, (noise, weight) in enumerate(zip(ours, theirs, strict=True)):
             expected = 0.0 if i == layout.clean_row else strength * weight.norm().item()

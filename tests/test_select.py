@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from smoothout import AdaSmoothOut, SmoothOut
+from smoothout.filters import FilterLayout, filter_layout
 from smoothout.select import everything, is_normalisation, select_parameters
 
 
@@ -69,3 +71,24 @@ def test_a_predicate_sees_name_parameter_and_module():
 
     assert [s.name for s in select_parameters(model, weights_of_linear)] == ["0.weight", "2.weight"]
     assert seen == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("home", [nn.utils.parametrizations, nn.utils], ids=["parametrization", "old"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weight_and_spectral_norm_keep_the_layers_filters(norm, home):
+    model = nn.Sequential(getattr(home, norm)(nn.ConvTranspose2d(4, 6, 3, groups=2)), nn.Linear(3, 3))
+    selected = select_parameters(model, lambda name, parameter, module: isinstance(module, nn.ConvTranspose2d))
+    whole = [s for s in selected if s.parameter.shape == (4, 3, 3, 3)]
+    assert [filter_layout(s.layer, s.layer_slot, s.parameter) for s in whole] == [FilterLayout(1, groups=2)]
+    assert len(selected) == (3 if norm == "weight_norm" else 2)
+    with AdaSmoothOut(model).perturbed():
+        model[0](torch.randn(1, 4, 5, 5)).sum().backward()
+
+
+def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():
+    model = nn.ModuleDict({"head": nn.Linear(3, 7, bias=False), "embed": nn.Embedding(7, 3, padding_idx=2)})
+    model["head"].weight = model["embed"].weight
+    with SmoothOut(model, 0.5).perturbed():
+        assert (model["embed"].weight == 0).all(dim=1).tolist() == [i == 2 for i in range(7)]
+    assert select_parameters(model, lambda name, parameter, module: isinstance(module, nn.Linear))

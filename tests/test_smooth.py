@@ -411,6 +411,7 @@ def test_a_state_of_another_model_or_generator_is_noticed():
 
 
 LINEAR = nn.Linear(2, 2)
+STATE = SmoothOut(LINEAR).state_dict()
 BAD_INPUT = [
     (lambda: SmoothOut(LINEAR, -0.1), ValueError, r"strength=-0\.1: give a finite number that is not negative"),
     (lambda: SmoothOut(LINEAR, math.nan), ValueError, "strength=nan"),
@@ -429,6 +430,13 @@ BAD_INPUT = [
     (lambda: SmoothOut(LINEAR, seed=2**64), ValueError, "seed=18446744073709551616"),
     (lambda: SmoothOut([LINEAR]), TypeError, "model is a list: give a torch.nn.Module"),
     (lambda: SmoothOut(nn.DataParallel(LINEAR)), ValueError, "model is a DataParallel"),
+    (lambda: SmoothOut(nn.Sequential(nn.DataParallel(LINEAR))), ValueError, "model is a DataParallel"),
+    (lambda: SmoothOut(type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)), ValueError, "the first FSDP"),
+    (lambda: SmoothOut(nn.ParameterList([torch.zeros(0)])), ValueError, "nothing to perturb in ParameterList"),
+    (lambda: SmoothOut(nn.ParameterList([torch.zeros(2).to(torch.float8_e5m2)])), ValueError, "0 is torch.float8_e5m2"),
+    (lambda: SmoothOut(LINEAR).load_state_dict(None), TypeError, "state is a NoneType"),
+    (lambda: SmoothOut(LINEAR).load_state_dict(STATE | {"step": "3"}), ValueError, "its 'step' is '3'"),
+    (lambda: SmoothOut(LINEAR).load_state_dict(STATE | {"draw": -1}), ValueError, "its 'draw' is -1"),
     (lambda: SmoothOut(nn.ReLU()), ValueError, "nothing to perturb in ReLU"),
     (lambda: SmoothOut(nn.BatchNorm1d(3)), ValueError, "nothing to perturb in BatchNorm1d.*normalisation"),
     (lambda: SmoothOut(LINEAR, select=lambda *_: False), ValueError, "for which select holds"),

@@ -140,7 +140,8 @@ class _Objective(nn.Module):
 
     def at(self, w: dict[str, Tensor], θ: dict[str, Tensor], batch: Any) -> Tensor:
         """The loss at w + θ, where there is a θ; computed in fp32 at least and rounded once."""
-        shifted = {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in w.items()}
+        frozen_since = {name: self.get_parameter(name).detach() for name in θ if name not in w}
+        shifted = {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in (w | frozen_since).items()}
         everywhere = {place: shifted[name] for place, name in self._places.items() if name in shifted}
         loss = functional_call(self, everywhere, (batch,), tie_weights=False)
         if not isinstance(loss, Tensor) or loss.numel() != 1:

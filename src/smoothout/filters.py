@@ -40,7 +40,7 @@ def filter_layout(module: nn.Module, slot: str, parameter: Tensor) -> FilterLayo
     if parameter.ndim < 2:
         return FilterLayout("element")
     if slot == "weight":
-        if isinstance(module, _ConvTransposeNd):
+        if isinstance(module, _ConvTransposeNd) and parameter.shape[0] == module.in_channels:
             return FilterLayout(1, groups=module.groups)
         if any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and parameter.ndim == 2:
             return FilterLayout(1)

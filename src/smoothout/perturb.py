@@ -352,7 +352,7 @@ class Perturbation:
         self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
         self._slots = self._owners_of_parameters()
-        layouts = [filter_layout(s.owner, s.slot, p) for s, p in zip(self.selected, self._parameters)]
+        layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
         self._fused = self._fuse(shards, layouts)
         self._blocks = self._cut_into_blocks(shards, layouts) if self._fused is None else []
         self._scratch = {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
 
 Predicate = Callable[[str, nn.Parameter, nn.Module], bool]
 
@@ -19,11 +21,20 @@ _WRAPPER_PREFIX = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_
 
 @dataclass(frozen=True)
 class Selected:
-    """A parameter that takes noise, with the module that owns it: the owner's slot is where it is read at each draw."""
+    """A parameter that takes noise.
+
+    Args:
+        name: its first name in the model.
+        owner, slot: the module that holds it, and under which name: there it is read at each draw.
+        layer, layer_slot: what it is a weight of. Not the owner for weight and spectral norm, whose parametrization
+            holds the layer's weight, nor for a tied embedding with a `padding_idx` that comes later in the model.
+    """
 
     name: str
     owner: nn.Module
     slot: str
+    layer: nn.Module
+    layer_slot: str
 
     @property
     def plain_name(self) -> str:
@@ -58,17 +69,30 @@ def select_parameters(model: nn.Module, predicate: Predicate | None = None) -> l
     predicate = not_normalisation if predicate is None else predicate
     if not callable(predicate):
         raise TypeError(f"select={predicate!r} is not callable: give a function (name, parameter, module) -> bool")
-    return [selected for selected in _trainable(model) if predicate(selected.name, selected.parameter, selected.owner)]
+    return [s for s, module in _trainable(model) if predicate(s.name, s.parameter, module)]
 
 
-def _trainable(model: nn.Module) -> Iterator[Selected]:
-    seen: set[int] = set()
-    for module_name, module in model.named_modules():
+def _trainable(model: nn.Module) -> Iterator[tuple[Selected, nn.Module]]:
+    """Every candidate, with the layer that its name speaks of."""
+    modules = dict(model.named_modules())
+    places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+    for module_name, module in modules.items():
         for slot, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
             if isinstance(parameter, UninitializedParameter):
                 raise ValueError(f"{module_name}.{slot} has no shape yet: call the model once before SmoothOut")
-            if parameter.requires_grad and parameter.is_floating_point():
-                yield Selected(f"{module_name}.{slot}" if module_name else slot, module, slot)
+            if parameter is not None and parameter.requires_grad and parameter.is_floating_point():
+                places[id(parameter)].append((module_name, module, slot))
+    for tied in places.values():
+        module_name, owner, slot = tied[0]
+        layers = [_layer(modules, *place) for place in tied]
+        layer, layer_slot = next((x for x in layers if getattr(x[0], "padding_idx", None) is not None), layers[0])
+        name = f"{module_name}.{slot}" if module_name else slot
+        yield Selected(name, owner, slot, layer, layer_slot), layers[0][0]
+
+
+def _layer(modules: dict[str, nn.Module], name: str, module: nn.Module, slot: str) -> tuple[nn.Module, str]:
+    """The layer whose weight this is, and that weight's own name, under weight or spectral norm, old and new."""
+    if isinstance(module, ParametrizationList):
+        layer_name, _, weight = f".{name}".rpartition(".parametrizations.")
+        return modules[layer_name[1:]], weight if slot in ("original", "original1") else slot
+    return module, "weight" if slot in ("weight_v", "weight_orig") else slot

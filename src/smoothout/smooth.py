@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ class SmoothOut:
         scale: `"absolute"` θ = a·n; `"filter"` ‖θᵢ‖ = a·‖wᵢ‖ for every filter i; `"weight"` θ = a·w·n.
         schedule: step → factor on the strength, see `smoothout.schedule`.
         select: predicate (name, parameter, module) → bool on the trainable floating-point parameters; by default all
-            but those of normalisation layers.
+            but those of normalisation layers. Asked once: after freezing or unfreezing layers make a new SmoothOut.
         seed: of a private generator: dropout, data order and the global generators are never touched.
         denoise: False leaves θ in the weights (the paper's ablation); an exception still takes it back.
         shared_noise: under DDP all ranks draw the same θ; by default each its own, so that N ranks average N draws.
@@ -219,9 +219,16 @@ class SmoothOut:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is a {type(state).__name__}: give what state_dict() returned")
         missing = {"seed", "step", "draw", "generator", "parameters"} - set(state)
         if missing:
             raise ValueError(f"this is no state of a SmoothOut: {sorted(missing)} missing, it has {sorted(state)}")
+        for key in ("seed", "step", "draw"):
+            if not isinstance(state[key], int) or (key != "seed" and state[key] < 0):
+                raise ValueError(f"this is no state of a SmoothOut: its {key!r} is {state[key]!r}")
+        if self._perturbation.active or self._sampling:
+            raise RuntimeError("load_state_dict() while noise is applied: leave the context first")
         if state["parameters"] != self._fingerprint():
             raise ValueError(
                 f"this state is of another model or selection: its perturbed tensors were {state['parameters']!r}, "
@@ -274,11 +281,17 @@ def check_strength(value: float) -> float:
 
 
 def check_model(model: nn.Module) -> None:
-    """A module, and not a DataParallel one, whose replicas would not see the noise."""
+    """A module, and not a DataParallel or FSDP1 one, parts of which would not see the noise."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
-    if isinstance(model, nn.DataParallel):
-        raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside it")
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel):
+            raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside it")
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                "model is a FullyShardedDataParallel, the first FSDP: it flattens parameters, which loses the filters, "
+                "and keeps gathered copies that noise does not reach; use FSDP2 (fully_shard)"
+            )
 
 
 def make_perturbation(
@@ -294,7 +307,7 @@ def make_perturbation(
         raise (TypeError if not isinstance(seed, int) else ValueError)(f"seed={seed!r}: give a whole number of 64 bits")
     the_noise, the_scale = as_noise(noise), as_scale(scale)
     selected = select_parameters(model, select)
-    if not selected:
+    if not any(s.parameter.numel() for s in selected):
         raise ValueError(
             f"nothing to perturb in {type(model).__name__}: no trainable floating-point parameter "
             + ("outside normalisation layers" if select is None else "for which select holds")
@@ -302,4 +315,9 @@ def make_perturbation(
     on_meta = [s.name for s in selected if s.parameter.is_meta]
     if on_meta:
         raise ValueError(f"{on_meta[0]} is on the meta device and has no values: give the model its weights first")
+    too_small = [s for s in selected if s.parameter.dtype.itemsize < 2]
+    if too_small:
+        raise ValueError(
+            f"{too_small[0].name} is {too_small[0].parameter.dtype}, in which torch cannot add: leave it out by select"
+        )
     return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)

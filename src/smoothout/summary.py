@@ -53,7 +53,7 @@ def summarise(perturbation: Perturbation, strength: float, step: int) -> Summary
         perturbation.selected, perturbation.local_weights, perturbation.draw(strength, step)
     ):
         parameter = selected.parameter
-        count = filter_layout(selected.owner, selected.slot, parameter).count(parameter.shape)
+        count = filter_layout(selected.layer, selected.layer_slot, parameter).count(parameter.shape)
         norms = (float(torch.linalg.vector_norm(t.double())) for t in (noise, weight))
         rows.append(TensorSummary(selected.name, tuple(parameter.shape), count, *norms))
     return Summary(strength, tuple(rows))

@@ -31,7 +31,7 @@ def test_directions_have_the_norm_of_every_filter():
     position = 0
     for selected in at.selected:
         p = selected.parameter
-        layout = filter_layout(selected.owner, selected.slot, p)
+        layout = filter_layout(selected.layer, selected.layer_slot, p)
         for direction in (first, second):
             part = direction[position : position + p.numel()].view(p.shape).float()
             torch.testing.assert_close(filter_norms(part, layout), filter_norms(p, layout), rtol=1e-5, atol=1e-7)

@@ -201,7 +201,7 @@ def _filter_sizes(at: ModelLossAt) -> list[Tensor]:
     sizes = []
     for selected in at.selected:
         parameter = selected.parameter
-        layout = filter_layout(selected.owner, selected.slot, parameter)
+        layout = filter_layout(selected.layer, selected.layer_slot, parameter)
         size = filter_norms(parameter, layout).expand(parameter.shape).clone()
         if layout.clean_row is not None:
             size[layout.clean_row] = 0
