@@ -17,7 +17,11 @@ def test_example(example):
     if "torchrun" in example.read_text().split('"""')[1]:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*launcher, example], capture_output=True, text=True, timeout=240, env=environment)
+    for _ in range(2):
+        done = subprocess.run([*launcher, example], capture_output=True, text=True, timeout=240, env=environment)
+        # torch's gloo threads now and then abort at the interpreter's exit, without smoothout as well.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout)
     assert accuracy is not None, done.stdout

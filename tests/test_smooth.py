@@ -5,6 +5,7 @@ import dataclasses
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -359,6 +360,12 @@ def test_without_denoising_a_normal_exit_keeps_theta_and_an_exception_does_not()
         seen = [model.weight.detach().clone() for _ in draws]
     assert torch.equal(model.weight, seen[1])
     assert not torch.equal(seen[0], seen[1])
+
+
+def test_numbers_of_numpy_are_numbers():
+    smooth = SmoothOut(nn.Linear(2, 2), np.float32(0.5), seed=np.int64(3))
+    assert (smooth.strength, type(smooth.strength)) == (0.5, float)
+    assert type(smooth.state_dict()["seed"]) is int
 
 
 def test_schedule_and_position():

@@ -2,10 +2,8 @@
 
 It works on detached tensors and needs no `torch.no_grad()`, which an interrupt at the wrong moment leaves switched on.
 
-The rule for raw noise: all perturbed parameters, in the model's order, are cut into blocks; small tensors share one,
-large ones are cut along dimension 0. A block is filled from a generator seeded with (seed, step, draw, replica, block).
-So many tensors take few kernels, scratch memory is one block, a shard draws only the blocks it touches, and a sharded
-tensor gets exactly the numbers of the unsharded one.
+Raw noise comes in blocks (see `blocks`), each from a generator seeded with (seed, step, draw, replica, block): many
+tensors take few kernels, and scratch memory is one block.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +23,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
+from smoothout.blocks import Block, Piece, cut_into_blocks, filter_factors, numel
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.hooks import Hook, remove_all, weak
 from smoothout.noise import Bernoulli, Noise
@@ -33,36 +31,6 @@ from smoothout.select import Selected
 
 if TYPE_CHECKING:
     from smoothout.fused import Fused
-
-
-def block_elements(device: torch.device) -> int:
-    """Elements filled at once: on a CPU they and their weights stay in the cache, elsewhere few kernels matter more."""
-    return 2**18 if device.type == "cpu" else 2**24
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of one parameter inside a block: where their noise lies, and which weights on this rank take it."""
-
-    parameter: int  # its index
-    layout: FilterLayout
-    offset: int  # of the rows' first element in the block
-    shape: tuple[int, ...]  # of the rows, unsharded
-    window: tuple[slice, ...]  # the part of the rows that is on this rank
-    first_row: int  # of that part, in the whole parameter
-    local_row: int  # of that part, in the local tensor
-    weights: Tensor  # that part: a view of the local tensor
-    whole_rows: int
-    filter_groups: tuple[Any, ...]  # process groups over which a filter's squared norm adds up
-
-
-@dataclass(frozen=True)
-class _Block:
-    index: int
-    elements: int
-    replica: int
-    device: torch.device
-    pieces: list[_Piece]
 
 
 class Perturbation:
@@ -281,17 +249,17 @@ class Perturbation:
             torch._foreach_copy_(destinations, torch._foreach_add(θ, self._weights))
         increment_version(destinations)
 
-    def _noise(self, strength: float, step: int, draw: int) -> Iterator[tuple[list[_Piece], list[Tensor]]]:
+    def _noise(self, strength: float, step: int, draw: int) -> Iterator[tuple[list[Piece], list[Tensor]]]:
         """Block by block, the scaled noise of its pieces: views of scratch memory that the next block overwrites."""
         for block in self._blocks:
             raw = self._raw(block, step, draw)
-            θ = [raw[p.offset : p.offset + _numel(p.shape)].view(p.shape)[p.window] for p in block.pieces]
+            θ = [raw[p.offset : p.offset + numel(p.shape)].view(p.shape)[p.window] for p in block.pieces]
             for piece, values in zip(block.pieces, θ):
                 row = -1 if piece.layout.clean_row is None else piece.layout.clean_row - piece.first_row
                 if 0 <= row < len(values):
                     values[row] = 0.0
             if isinstance(self.scale, filters.Filter):
-                factors = self._filter_factors(block.pieces, θ, strength, self.scale.epsilon)
+                factors = filter_factors(block.pieces, θ, strength, self.scale.epsilon)
                 # In place if it can be: the noise of double-precision weights is scaled in double precision.
                 if all(factor.dtype == torch.float32 for factor in factors):
                     torch._foreach_mul_(θ, factors)
@@ -303,7 +271,7 @@ class Perturbation:
                 raw.mul_(strength)
             yield block.pieces, θ
 
-    def _raw(self, block: _Block, step: int, draw: int) -> Tensor:
+    def _raw(self, block: Block, step: int, draw: int) -> Tensor:
         """A block of raw noise n in fp32, flat."""
         key = struct.pack("<5q", self.seed, step, draw, block.replica, block.index)
         generator = self._generators.setdefault(block.device, torch.Generator(block.device))
@@ -321,17 +289,6 @@ class Perturbation:
                 f"{self.selected[piece.parameter].name}, whose shape is {tuple(parameter.shape)}"
             )
         return raw.detach().to(block.device, torch.float32, copy=True).reshape(-1)
-
-    @staticmethod
-    def _filter_factors(pieces: list[_Piece], θ: list[Tensor], strength: float, epsilon: float) -> list[Tensor]:
-        """a·‖wᵢ‖/‖θᵢ‖ for every filter of every piece, shaped to broadcast against it."""
-        norms_w = [_norms(piece, piece.weights) for piece in pieces]
-        norms_θ = [_norms(piece, values) for piece, values in zip(pieces, θ)]
-        if epsilon:
-            norms_θ = torch._foreach_add(norms_θ, epsilon)
-        factors = torch._foreach_mul(norms_w, strength)
-        torch._foreach_div_(factors, torch._foreach_clamp_min(norms_θ, filters.SMALLEST_NORM))
-        return list(factors)
 
     # ---- where everything is -----------------------------------------------------------------------------------------
 
@@ -354,7 +311,10 @@ class Perturbation:
         self._slots = self._owners_of_parameters()
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
         self._fused = self._fuse(shards, layouts)
-        self._blocks = self._cut_into_blocks(shards, layouts) if self._fused is None else []
+        # A user's own noise draws parameter by parameter.
+        share = hasattr(self.noise, "fill")
+        cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, share)
+        self._blocks = [] if self._fused is not None else cut
         self._scratch = {}
         for block in self._blocks:
             largest = max(block.elements, len(self._scratch.get(block.device, ())))
@@ -371,12 +331,13 @@ class Perturbation:
         return dict(slots)
 
     def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> Fused | None:
-        """The fused kernels if they can do these weights, else None.
+        """The fused kernels if they are asked for and can do these weights, else None.
 
         They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
-        cut by rows, if no filter spans ranks.
+        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "foreach" (the default until the property suite
+        has passed on a GPU), "auto" (fused where they can) or "fused" (also in Triton's interpreter).
         """
-        wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")  # for tests and comparisons: "foreach", "fused"
+        wanted = os.environ.get("SMOOTHOUT_KERNELS", "foreach")
         capable = all(w.is_cuda and torch.cuda.get_device_capability(w.device) >= (8, 0) for w in self._weights)
         whole_rows = all(shard.local.shape[1:] == p.shape[1:] for shard, p in zip(shards, self._parameters))
         cut_filters = isinstance(self.scale, filters.Filter) and any(
@@ -396,78 +357,6 @@ class Perturbation:
         ]
         return fuse(parts, self.noise, self.scale)
 
-    def _cut_into_blocks(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> list[_Block]:
-        """The blocks that this rank must draw, with the pieces in them. Boundaries do not depend on the sharding."""
-        blocks = []
-        for index, runs in enumerate(self._block_boundaries(layouts)):
-            by_replica: dict[int, list[_Piece]] = defaultdict(list)
-            offset = 0
-            for i, first, rows in runs:
-                shape = (rows, *self._parameters[i].shape[1:]) if self._parameters[i].ndim else ()
-                piece = _piece(i, first, shape, offset, self._parameters[i], shards[i], layouts[i])
-                if piece is not None:
-                    by_replica[sharding.replica(self._parameters[i], self.shared_noise)].append(piece)
-                offset += _numel(shape)
-            for replica, pieces in by_replica.items():
-                blocks.append(_Block(index, offset, replica, pieces[0].weights.device, pieces))
-        return blocks
-
-    def _block_boundaries(self, layouts: list[FilterLayout]) -> Iterator[list[tuple[int, int, int]]]:
-        """Runs of (parameter, first row, rows) that share a block, from shapes alone."""
-        share = hasattr(self.noise, "fill")  # a user's own noise draws parameter by parameter
-        run: list[tuple[int, int, int]] = []
-        filled, device = 0, None
-        for i, (p, layout) in enumerate(zip(self._parameters, layouts)):
-            size, rows, limit = p.numel(), p.shape[0] if p.ndim else 1, block_elements(p.device)
-            if run and (filled + size > limit or p.device != device or not share):
-                yield run
-                run, filled = [], 0
-            device = p.device
-            if size > limit and layout.axis != 1 and share:
-                rows_in_block = max(1, limit // (size // rows))
-                for first in range(0, rows, rows_in_block):
-                    yield [(i, first, min(rows_in_block, rows - first))]
-            else:
-                run.append((i, 0, rows))
-                filled += size
-        if run:
-            yield run
-
-
-def _piece(
-    index: int,
-    first: int,
-    shape: tuple[int, ...],
-    offset: int,
-    parameter: Tensor,
-    shard: sharding.Shard,
-    layout: FilterLayout,
-) -> _Piece | None:
-    """The part of rows [first, first + shape[0]) that this rank holds; None if it is empty and nobody waits for it."""
-    groups = sharding.groups_that_share_filters(parameter, layout)
-    if not shape:
-        return _Piece(index, layout, offset, shape, (), 0, 0, shard.local, 1, groups)
-    start, end = shard.start[0], shard.start[0] + shard.local.shape[0]
-    low, high = max(first, start), max(first, start, min(first + shape[0], end))
-    if low == high and not groups:
-        return None
-    inner = (slice(s, s + n) for s, n in zip(shard.start[1:], shard.local.shape[1:]))
-    window = (slice(low - first, high - first), *inner)
-    local_row = low - start if low < high else 0
-    weights = shard.local.narrow(0, local_row, high - low)
-    return _Piece(index, layout, offset, shape, window, low, local_row, weights, parameter.shape[0], groups)
-
-
-def _norms(piece: _Piece, values: Tensor) -> Tensor:
-    """Filter norms of a piece, broadcastable to it; squared norms are added up over the ranks that share a filter."""
-    dtype = filters.precision(piece.weights)
-    if not piece.filter_groups:
-        return filters.filter_norms(values, piece.layout, dtype)
-    squares = filters.squared_sums(values, piece.layout, piece.first_row, piece.whole_rows, dtype)
-    for group in piece.filter_groups:
-        torch.distributed.all_reduce(squares, group=group)
-    return filters.spread(squares.sqrt(), values, piece.layout, piece.first_row, piece.whole_rows)
-
 
 def _outside_inference_mode() -> AbstractContextManager[Any]:
     """Buffers made in inference mode could not be written outside it."""
@@ -476,10 +365,6 @@ def _outside_inference_mode() -> AbstractContextManager[Any]:
 
 def _empty_with_same_strides(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _address(parameter: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,7 +274,7 @@ class AdaSmoothOut(SmoothOut):
 
 def check_strength(value: float) -> float:
     """A strength is a finite number that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"strength={value!r} is a {type(value).__name__}: give a number")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
@@ -303,8 +304,10 @@ def make_perturbation(
     shared_noise: bool,
 ) -> Perturbation:
     """Check the arguments and find the parameters."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
-        raise (TypeError if not isinstance(seed, int) else ValueError)(f"seed={seed!r}: give a whole number of 64 bits")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not -(2**63) <= seed < 2**63:
+        raise (ValueError if isinstance(seed, numbers.Integral) else TypeError)(
+            f"seed={seed!r}: give a whole number of 64 bits"
+        )
     the_noise, the_scale = as_noise(noise), as_scale(scale)
     selected = select_parameters(model, select)
     if not any(s.parameter.numel() for s in selected):
@@ -320,4 +323,4 @@ def make_perturbation(
         raise ValueError(
             f"{too_small[0].name} is {too_small[0].parameter.dtype}, in which torch cannot add: leave it out by select"
         )
-    return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)
+    return Perturbation(model, selected, the_noise, the_scale, int(seed), shared_noise)

@@ -87,7 +87,8 @@ def test_the_noise_has_the_law_of_training_but_other_numbers(scale, method):
         if scale == "filter":
             torch.testing.assert_close(θ.norm(dim=1), 0.2 * model.weight.detach().norm(dim=1), rtol=1e-5, atol=0)
         else:
-            assert 0.19 < θ.abs().max() <= 0.2 * (1 + 1e-5)
+            assert θ.abs().max() <= 0.2 * (1 + 1e-5)
+            assert torch.stack(noise).abs().max() > 0.19  # of 360 values
 
 
 def test_fresh_noise_per_batch():
