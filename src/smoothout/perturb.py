@@ -334,8 +334,8 @@ class Perturbation:
         """The fused kernels if they are asked for and can do these weights, else None.
 
         They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
-        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "foreach" (the default until the property suite
-        has passed on a GPU), "auto" (fused where they can) or "fused" (also in Triton's interpreter).
+        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "foreach", the default until the property
+        suite has passed on a GPU; "auto", fused where they can; "fused", also in Triton's interpreter.
         """
         wanted = os.environ.get("SMOOTHOUT_KERNELS", "foreach")
         capable = all(w.is_cuda and torch.cuda.get_device_capability(w.device) >= (8, 0) for w in self._weights)

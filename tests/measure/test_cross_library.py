@@ -1,5 +1,7 @@
 """Curvature against a rival library, hessian-eigenthings, on networks with a real loss."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ def loss_fn(model, batch):
 def test_leading_eigenvalues_and_trace_agree(depth):
     torch.manual_seed(depth)
     widths = [6, *[12] * depth]
-    hidden = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.Tanh())]
+    hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
     model = nn.Sequential(*hidden, nn.Linear(12, 4)).double()
     batches = [(torch.randn(20, 6).double(), torch.randint(4, (20,))) for _ in range(3)]
     ours = measure.curvature(model, loss_fn, batches, top=3, probes=200, tolerance=1e-8)
