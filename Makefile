@@ -41,7 +41,7 @@ unit: $(READY)  ## the tests alone (real-data tests run where $$SMOOTHOUT_DATA s
 
 soak: $(READY)  ## the long campaigns; the log of the last run is kept under results/soak/
 	mkdir -p results/soak
-	set -o pipefail; $(BIN)/python -m pytest -m soak -vv -rP --timeout 3600 2>&1 | sed 's|$(CURDIR)|.|g' | tee results/soak/last.log
+	set -o pipefail; $(BIN)/python -m pytest -m soak -vv -rP --show-capture=stdout --timeout 3600 2>&1 | sed 's|$(CURDIR)|.|g' | tee results/soak/last.log
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -81,7 +81,7 @@ def test_twenty_kills_of_which_five_tear_a_checkpoint(tmp_path):
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")
     randomly = random.Random(seed)
-    epochs, out = 250, tmp_path / "killed"  # more than twenty starts of a few seconds can finish
+    epochs, out = 600, tmp_path / "killed"  # more than twenty starts of a few seconds can finish
     kinds = {signal.SIGINT: 0, signal.SIGTERM: 0, signal.SIGKILL: 0}
     torn = kills = 0
     while kills < 20:
