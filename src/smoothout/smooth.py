@@ -202,6 +202,15 @@ class SmoothOut:
         """a times the schedule's factor at this step."""
         return self.strength * factor(self.schedule, self._step)
 
+    @property
+    def perturbation(self) -> Perturbation:
+        """What draws and restores, for code that arranges a step's draws itself, such as a captured CUDA graph."""
+        return self._perturbation
+
+    def count_step(self) -> None:
+        """One step more, whose noise was drawn by way of `perturbation`."""
+        self._step += 1
+
     def summary(self) -> Summary:
         """Per tensor: how many filters, and ‖θ‖/‖w‖ of the draw that comes next. `print` it."""
         return summarise(self._perturbation, self.current_strength, self._step)

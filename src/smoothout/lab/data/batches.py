@@ -86,13 +86,27 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step `start`, equal to those an epoch iterated from its beginning gives then."""
-        order = self._order(epoch)
+        order, uniforms = self.numbers(epoch)
+        if isinstance(self.split, FolderSplit):
+            return self._from_files(self.split, order, uniforms, start)
+        return self._from_memory(order, uniforms, start)
+
+    def numbers(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """What an epoch draws, on the CPU: the order of the images, and by image the augmentation's numbers."""
         uniforms = torch.rand(
             len(self.split), self.augment.draws, generator=generator_for("augmentation", self.seed, epoch)
         )
-        if isinstance(self.split, FolderSplit):
-            return self._from_files(self.split, order, uniforms, start)
-        return self._from_memory(self.split, order, uniforms, start)
+        return self._order(epoch), uniforms
+
+    def gathered(self, rows: Tensor, uniforms: Tensor) -> Batch:
+        """The batch of these images of a split in memory, by operations on its device alone.
+
+        Args:
+            uniforms: of the epoch, for all images.
+        """
+        assert isinstance(self.split, Split)
+        images = self.augment.apply(self.split.images.index_select(0, rows), uniforms.index_select(0, rows))
+        return self._finished(images), self.split.labels.index_select(0, rows)
 
     def _order(self, epoch: int) -> Tensor:
         if not self.shuffle:
@@ -107,11 +121,10 @@ class Batches:
             first + size * (self.rank + 1) // self.world_size,
         )
 
-    def _from_memory(self, split: Split, order: Tensor, uniforms: Tensor, start: int) -> Iterator[Batch]:
+    def _from_memory(self, order: Tensor, uniforms: Tensor, start: int) -> Iterator[Batch]:
         order, uniforms = order.to(self.device), uniforms.to(self.device)
         for step in range(start, len(self)):
-            rows = order[self._part(step)]
-            yield self._finished(self.augment.apply(split.images[rows], uniforms[rows])), split.labels[rows]
+            yield self.gathered(order[self._part(step)], uniforms)
 
     def _from_files(self, split: FolderSplit, order: Tensor, uniforms: Tensor, start: int) -> Iterator[Batch]:
         assert isinstance(self.augment, BoxAugmentation)  # as the constructor saw to

@@ -1,0 +1,294 @@
+"""A whole update as one CUDA graph: data, all ghost batches side by side with a draw each, clipping, the optimizer.
+
+The host then only says "again", once a step. The same code runs without a graph, which is how a graph is rehearsed and
+how it is tested on a CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from smoothout.lab.data import Batches
+from smoothout.lab.data.dataset import Split
+from smoothout.lab.methods import Method, Plain, Smoothed
+from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep, ghost_sizes
+from smoothout.lab.train.lanes import Flat, Lane, Share, Weights, flat_size, running_norms, running_statistics
+
+LANES = 8
+REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
+
+
+class Sums(NamedTuple):
+    """Where an epoch's steps leave what they saw: the loss of every step, the right answers of all."""
+
+    losses: Tensor
+    correct: Tensor
+
+
+class Steps(Protocol):
+    """The updates of an epoch, one by one."""
+
+    def begin(self, epoch: int, first: int) -> None:
+        """Get ready for the steps of an epoch from `first` on."""
+        ...
+
+    def step(self, step: int) -> float:
+        """Do the next update; gives the passes of back-propagation over the batch that it took."""
+        ...
+
+
+class OneByOne:
+    """Batches from a loader, and the method's own step: works for every method, on every device."""
+
+    def __init__(self, method: Method, batches: Batches, sums: Sums) -> None:
+        self._method, self._batches, self._sums = method, batches, sums
+        self._iterator = iter(())
+
+    def begin(self, epoch: int, first: int) -> None:
+        self._iterator = self._batches.epoch(epoch, first)
+
+    def step(self, step: int) -> float:
+        images, labels = next(self._iterator)
+        result = self._method.step(Batch(images, labels, self._batches.size_of(step)))
+        self._sums.losses[step].copy_(result.loss)
+        self._sums.correct.add_(result.correct)
+        return result.evaluations
+
+
+class Pass(NamedTuple):
+    """A ghost batch, the draw at which it is seen, and its weight in the gradient."""
+
+    ghost: int
+    draw: int
+    sign: float = 1.0
+    weight: float = 1.0
+
+
+def passes_of(method: Plain, ghosts: int) -> list[Pass]:
+    """The passes of one update, as the method's own step makes them."""
+    if not isinstance(method, Smoothed) or method.draws == 1:
+        return [Pass(ghost, 0) for ghost in range(ghosts)]
+    draws = ghosts if method.draws is None else method.draws
+    pairs = method.antithetic and draws % 2 == 0
+    which = [(i // 2, -1.0 if i % 2 else 1.0) if pairs else (i, 1.0) for i in range(draws)]
+    if method.draws is None:
+        return [Pass(ghost, *which[ghost]) for ghost in range(ghosts)]
+    return [Pass(ghost, draw, sign, 1 / draws) for draw, sign in which for ghost in range(ghosts)]
+
+
+def why_not(method: Method, update: GhostStep, batches: Batches, is_compiled: bool) -> str:
+    """In words, why whole updates cannot be captured here; empty if they can."""
+    if type(method) not in (Plain, Smoothed):
+        return "its method takes its steps itself"
+    if not isinstance(batches.split, Split):
+        return "its images are read from files"
+    if update.processes.world_size > 1 or update.scaler.is_enabled() or is_compiled:
+        return "it has several processes, a gradient scaler or a compiled network"
+    if isinstance(method, Smoothed) and not _draws_alone(method):
+        return "its noise is not drawn by the fused kernels, or not taken back"
+    if not all(torch._debug_has_internal_overlap(p) == 0 and _is_dense(p) for p in update.parameters):
+        return "a weight has gaps in memory"
+    if len(passes_of(method, update.chunks)) > 1:
+        norms = running_norms(update.model)
+        known = {id(b) for norm in norms for b in norm.buffers()}
+        if any(id(b) not in known for b in update.model.buffers()) or len({norm.momentum for norm in norms}) > 1:
+            return "its buffers are not those of BatchNorm with one momentum"
+        if any(norm.momentum is None for norm in norms):
+            return "its BatchNorm has no momentum"
+    return ""
+
+
+def _draws_alone(method: Smoothed) -> bool:
+    perturbation = method.smooth.perturbation
+    device = perturbation.local_weights[0].device
+    return method.smooth.denoise and (perturbation.generator_kind == "fused" or device.type != "cuda")
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    span = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride()))
+    return span == parameter.numel()
+
+
+class WholeStep:
+    """Updates of Plain and Smoothed. `why_not` says where it cannot be.
+
+    Args:
+        capture: into a CUDA graph, once a batch of its size was seen often enough.
+        lanes: passes side by side.
+    """
+
+    def __init__(
+        self,
+        method: Plain,
+        update: GhostStep,
+        batches: Batches,
+        sums: Sums,
+        *,
+        amp: str = "none",
+        capture: bool = True,
+        lanes: int | None = None,
+    ) -> None:
+        self._method, self._update, self._batches, self._sums = method, update, batches, sums
+        self._smooth = method.smooth if isinstance(method, Smoothed) else None
+        self._may_capture = capture
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._calls: dict[int, int] = {}
+        self._position: tuple[float, int] | None = None  # strength and step that the device has
+        device = batches.device
+        self._order = torch.zeros(len(batches.split), dtype=torch.int64, device=device)
+        self._uniforms = torch.zeros(len(batches.split), batches.augment.draws, device=device)
+        self._within = torch.arange(batches.batch_size, device=device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)  # the step of the epoch
+        self._make_lanes(AMP_TYPES.get(amp), LANES if lanes is None else lanes)
+
+    def _make_lanes(self, half: torch.dtype | None, lanes: int) -> None:
+        trained, model = self._update.parameters, self._update.model
+        noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth else []
+        self._weights = Weights(model, noisy, half)
+        passes = len(passes_of(self._method, self._update.chunks))
+        count = min(lanes, passes)
+        self._norms = running_norms(model) if passes > 1 else []
+        running = running_statistics(self._norms)
+        device = trained[0].device
+        self._gradients = torch.zeros(count, flat_size(trained), device=device)
+        self._statistics = torch.zeros(count, flat_size(running), device=device) if running else None
+        self._gradient = Flat(trained, torch.float32)
+        self._statistic = Flat(running, torch.float32) if running else None
+        self._lanes = [
+            Lane(self._weights, trained, self._gradients[i], None if self._statistics is None else self._statistics[i])
+            for i in range(count)
+        ]
+
+    # ---- an epoch ----------------------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int, first: int) -> None:
+        order, uniforms = self._batches.numbers(epoch)
+        self._order.copy_(order)
+        self._uniforms.copy_(uniforms)
+        self._at.fill_(first)
+
+    def step(self, step: int) -> float:
+        size = self._batches.size_of(step)
+        self._set_position(is_captured=size in self._graphs)
+        if size in self._graphs:
+            self._graphs[size].replay()
+        else:
+            self._first_times(size)
+        if self._smooth is not None:
+            self._smooth.count_step()
+        return (self._method.draws or 1) if isinstance(self._method, Smoothed) else 1
+
+    def _set_position(self, is_captured: bool) -> None:
+        """Tell the device strength and step, unless it has them: a graph counts its steps itself."""
+        if self._smooth is None:
+            return
+        position = (self._smooth.current_strength, self._smooth.step_count)
+        if position != self._position:
+            self._smooth.perturbation.set_position(*position)
+        self._position = (position[0], position[1] + 1)
+
+    # ---- capture -----------------------------------------------------------------------------------------------------
+
+    def _first_times(self, size: int) -> None:
+        calls = self._calls[size] = self._calls.get(size, 0) + 1
+        if not self._may_capture or calls < REHEARSALS:
+            self._do(size)
+        elif calls == REHEARSALS:
+            self._may_capture = _runs_without_waiting(lambda: self._do(size))
+        else:
+            self._graphs[size] = self._captured(size)
+            self._graphs[size].replay()
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        groups = [group for group in self._update.optimizer.param_groups if "capturable" in group]
+        before = [group["capturable"] for group in groups]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            for group in groups:
+                group["capturable"] = True  # it is, with the fused kernels: this only says that it is meant
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._do(size)
+        finally:
+            for group, value in zip(groups, before):
+                group["capturable"] = value
+        return graph
+
+    # ---- one update --------------------------------------------------------------------------------------------------
+
+    def _do(self, size: int) -> None:
+        """Everything of one update; only operations on the device, of tensors that stay where they are."""
+        rows = self._order.index_select(0, self._within[:size] + self._at * self._batches.batch_size)
+        images, labels = self._batches.gathered(rows, self._uniforms)
+        self._weights.refresh()
+        sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
+        passes = passes_of(self._method, len(sizes))
+        busy = self._lanes[: len(passes)]
+        ghosts = list(zip(images.split(sizes), labels.split(sizes)))
+        for number, lane in enumerate(busy):
+            mine = range(len(passes) * number // len(busy), len(passes) * (number + 1) // len(busy))
+            with lane.turn():
+                self._passes(lane, mine, passes, ghosts, size)
+        for lane in busy:
+            lane.join()
+        self._add_up(busy, len(passes))
+        self._update.optimizer.step()
+        self._at.add_(1)
+        if self._smooth is not None:
+            self._smooth.perturbation.advance()
+
+    def _passes(
+        self, lane: Lane, mine: range, passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
+    ) -> None:
+        last = None
+        momentum = self._norms[0].momentum if self._norms else 0.0
+        for j in mine:
+            each = passes[j]
+            images, labels = ghosts[each.ghost]
+            if self._smooth is not None and (each.draw, each.sign) != last:
+                self._smooth.perturbation.draw_into(lane.destinations, each.draw, each.sign)
+                last = (each.draw, each.sign)
+            later = len(passes) - 1 - j  # passes whose statistics come on top of this one's
+            share = Share(
+                each.weight * len(labels) / size, each.weight, statistics=momentum * (1 - momentum) ** later
+            )
+            lane.go(images, labels, share, self._update.precision(), first=j == mine.start)
+
+    @torch.no_grad()
+    def _add_up(self, busy: list[Lane], passes: int) -> None:
+        """Gradient, running statistics and what was seen, of all lanes; the gradient is clipped."""
+        torch.sum(self._gradients[: len(busy)], 0, out=self._gradient.all)
+        if self._update.clip:
+            norm = torch.linalg.vector_norm(self._gradient.all)
+            self._gradient.all.mul_(torch.clamp(self._update.clip / (norm + 1e-6), max=1.0))
+        for parameter, gradient in zip(self._update.parameters, self._gradient.views):
+            parameter.grad = gradient
+        if self._statistic is not None and self._statistics is not None:
+            momentum = self._norms[0].momentum
+            torch.sum(self._statistics[: len(busy)], 0, out=self._statistic.all)
+            running = running_statistics(self._norms)
+            torch._foreach_mul_(running, (1 - momentum) ** passes)
+            torch._foreach_add_(running, self._statistic.views)
+            torch._foreach_add_([norm.num_batches_tracked for norm in self._norms], passes)
+        loss, correct = torch.stack([lane.seen for lane in busy]).sum(0)
+        self._sums.losses.index_copy_(0, self._at, loss[None])
+        self._sums.correct.add_(correct)
+
+
+def _runs_without_waiting(function: Callable[[], None]) -> bool:
+    """Run it, and see whether the host waits for the device in it, which no graph can hold."""
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            function()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    if any("synchronizing CUDA operation" in str(wait.message) for wait in waits):
+        warnings.warn("the model waits for the device within a pass: it is trained without CUDA graphs", stacklevel=3)
+        return False
+    return True
