@@ -274,7 +274,9 @@ class Perturbation:
     def _raw(self, block: Block, step: int, draw: int) -> Tensor:
         """A block of raw noise n in fp32, flat."""
         key = struct.pack("<5q", self.seed, step, draw, block.replica, block.index)
-        generator = self._generators.setdefault(block.device, torch.Generator(block.device))
+        if block.device not in self._generators:
+            self._generators[block.device] = torch.Generator(block.device)
+        generator = self._generators[block.device]
         generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True))
         if hasattr(self.noise, "fill"):
             raw = self._scratch[block.device][: block.elements]
@@ -331,13 +333,13 @@ class Perturbation:
         return dict(slots)
 
     def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> Fused | None:
-        """The fused kernels if they are asked for and can do these weights, else None.
+        """The fused kernels if they can do these weights, else None.
 
         They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
-        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "foreach", the default until the property
-        suite has passed on a GPU; "auto", fused where they can; "fused", also in Triton's interpreter.
+        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "auto", the default, where they can; "foreach",
+        never; "fused", also in Triton's interpreter.
         """
-        wanted = os.environ.get("SMOOTHOUT_KERNELS", "foreach")
+        wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")
         capable = all(w.is_cuda and torch.cuda.get_device_capability(w.device) >= (8, 0) for w in self._weights)
         whole_rows = all(shard.local.shape[1:] == p.shape[1:] for shard, p in zip(shards, self._parameters))
         cut_filters = isinstance(self.scale, filters.Filter) and any(
