@@ -5,7 +5,10 @@ set -u
 out=${1:?a folder for the records}
 python=${PYTHON:-python3}
 mkdir -p "$out"
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")/.."
+# Absolute: some tests start processes in other folders.
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 timeout 60 "$python" benchmarks/compile_kernels.py
 timeout 150 "$python" -m pytest -v tests/test_kernels.py 2>&1 | tee "$out/property-suite-cuda.log" | tail -40
 timeout 40 "$python" benchmarks/noise_bandwidth.py --out "$out/noise_bandwidth-cuda.json"

@@ -244,17 +244,44 @@ def test_apply_adds_the_noise_rounded_once_and_restore_is_exact(dtype, scale):
     fused.draw_into(copies, 2)
     assert_equal(tensors, before)
     fused.apply(2)
-    expected = [(w.float() + t).to(dtype) for w, t in zip(before, theta)]
-    if INTERPRETED and dtype is torch.bfloat16:  # the interpreter cuts off where the hardware rounds
-        expected = [_cut_to_bfloat16(w.float() + t) for w, t in zip(before, theta)]
-    assert_equal(tensors, expected)
+    assert_equal(tensors, [_rounded(w.float() + t, dtype) for w, t in zip(before, theta)])
     assert_equal(copies, tensors)
     fused.restore()
     assert_equal([w.view(torch.uint8) for w in tensors if w.ndim], [w.view(torch.uint8) for w in before if w.ndim])
 
 
-def _cut_to_bfloat16(values):
-    return (values.view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
+@needs_kernels
+@pytest.mark.parametrize("scale", [filters.Absolute(), filters.Weight(), filters.Filter()], ids=str)
+@pytest.mark.parametrize("noise", [Uniform(), Gaussian(), Rademacher()], ids=str)
+def test_destinations_of_another_dtype_get_the_sum_rounded_once(noise, scale):
+    tensors = weights()
+    fused = kernels_for(tensors, noise=noise, scale=scale)
+    fused.set_position(7, 3, 0.1)
+    sums = [w + t for w, t in zip(tensors, fused.noise(2))]
+    opposite = [w - t for w, t in zip(tensors, fused.noise(2))]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        copies = [torch.empty_like(w, dtype=dtype) for w in tensors]
+        fused.draw_into(copies, 2)
+        assert_equal(copies, [_rounded(s, dtype) for s in sums])
+        fused.draw_into(copies, 2, sign=-1.0)
+        assert_equal(copies, [_rounded(s, dtype) for s in opposite])
+    with pytest.raises(ValueError, match="have several"):
+        fused.draw_into([copies[0].half(), *copies[1:]])
+
+
+def _rounded(values, dtype):
+    if INTERPRETED and dtype is torch.bfloat16:  # the interpreter cuts off where the hardware rounds
+        return (values.view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
+    return values.to(dtype)
+
+
+@needs_kernels
+def test_advance_goes_to_the_next_step():
+    tensors = weights()
+    fused = kernels_for(tensors)
+    fused.set_position(7, 3, 0.1)
+    fused.advance()
+    assert_equal(fused.noise(1), noise_of(tensors, strength=0.1, seed=7, step=4, draw=1))
 
 
 @needs_kernels
@@ -308,6 +335,10 @@ def test_draw_into_gives_the_weights_that_perturbed_has():
     p.draw_into(copies)
     with smooth.perturbed():
         assert_equal(copies, p.local_weights)
+    p.set_position(0.1, 4)
+    p.advance()
+    p.draw_into(copies, 1, sign=-1.0)
+    assert_equal(copies, [w - t for w, t in zip(p.local_weights, p.draw(0.1, 5, 1))])
     with pytest.raises(ValueError, match="destination needs its weight's shape"):
         p.draw_into([torch.empty(6, 5, device=DEVICE), copies[1]])
 
@@ -371,6 +402,23 @@ def test_nothing_waits_for_the_device():
                     pass
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_captured_graph_advances_and_draws_into_bf16():
+    model = nn.Linear(32, 32, device="cuda")
+    p, twin = (AdaSmoothOut(model)._perturbation for _ in range(2))
+    copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in p.local_weights]
+    p.set_position(0.2, 6)
+    p.draw_into(copies)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        p.advance()
+        p.draw_into(copies, 1, sign=-1.0)
+    for step in (7, 8, 9):
+        graph.replay()
+        assert_equal(copies, [(w - t).bfloat16() for w, t in zip(p.local_weights, twin.draw(0.2, step, 1))])
 
 
 @pytest.mark.gpu

@@ -371,3 +371,14 @@ def test_a_copy_made_inside_has_a_state_dict_of_its_own():
         with torch.no_grad():
             twin.weight.fill_(7.0)
         assert (twin.state_dict()["weight"] == 7).all()
+
+
+def test_draw_into_rounds_once_to_the_destinations_dtype_takes_a_sign_and_advances():
+    p = AdaSmoothOut(nn.Linear(6, 5))._perturbation
+    p.set_position(0.2, 3)
+    p.advance()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        copies = [torch.empty_like(w, dtype=dtype) for w in p.local_weights]
+        p.draw_into(copies, 1, sign=-1.0)
+        for one, w, theta in zip(copies, p.local_weights, p.draw(0.2, 4, 1)):
+            torch.testing.assert_close(one, (w - theta).to(dtype), rtol=0, atol=0)

@@ -135,7 +135,7 @@ class Fused:
         """
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if step != self._captured_step:
-                self._state[kernels.STEP.value].add_(1)
+                self.advance()
             self._captured_step = step
             return
         self._captured_step = None
@@ -148,6 +148,10 @@ class Fused:
             non_blocking=True,
         )
 
+    def advance(self) -> None:
+        """Go on to the next step, in device memory: captured in a CUDA graph, every replay draws other noise."""
+        self._state[kernels.STEP.value].add_(1)
+
     # ---- launches ----------------------------------------------------------------------------------------------------
 
     def apply(self, draw: int = 0, sign: float = 1.0) -> None:
@@ -159,27 +163,33 @@ class Fused:
         self._draw(kernels.ADD, [group.backups for group in self._groups], draw, sign)
 
     def draw_into(self, destinations: Sequence[Tensor], draw: int = 0, sign: float = 1.0) -> None:
-        """destination ← w + θ, for a copy of the weights with their dtypes and strides; w stays.
+        """destination ← w + θ, for tensors with the strides of the weights; w stays.
 
-        Streams in parallel may do this for several draws of one position. Before it is captured in a CUDA graph it must
-        have run once with these destinations.
+        They may have another dtype (fp32, bf16, fp16) than the weights, the same one for all weights of a dtype: w + θ
+        is computed in fp32 and rounded to it once. Streams in parallel may do this for several draws of one position.
+        Before it is captured in a CUDA graph it must have run once with these destinations.
         """
+        for part, t in zip(self._parts, destinations, strict=True):
+            same = t.shape == part.weights.shape and t.stride() == part.weights.stride()
+            if not same or t.dtype not in _DTYPES or t.device != self._device or t.data_ptr() % 16:
+                raise ValueError(
+                    "a destination needs its weight's shape, strides and device, a dtype of 16 or 32 bits, and 16-byte "
+                    f"alignment; one for {tuple(part.weights.shape)} is {t.dtype}, {tuple(t.shape)}, with strides "
+                    f"{t.stride()}, on {t.device}"
+                )
+        dtypes = [{destinations[i].dtype for i in group.parts} for group in self._groups]
+        if any(len(kinds) > 1 for kinds in dtypes):
+            raise ValueError(f"destinations of weights of one dtype have several: {dtypes}")
         addresses = tuple(t.data_ptr() for t in destinations)
         if addresses not in self._destinations:
-            for part, t in zip(self._parts, destinations, strict=True):
-                same = t.shape == part.weights.shape and t.stride() == part.weights.stride()
-                if not same or t.dtype != part.weights.dtype or t.device != self._device or t.data_ptr() % 16:
-                    raise ValueError(
-                        "a destination needs its weight's shape, strides, dtype and device, 16-byte aligned"
-                    )
             self._destinations[addresses] = self._addresses(destinations)
-        self._draw(kernels.INTO, self._destinations[addresses], draw, sign)
+        self._draw(kernels.INTO, self._destinations[addresses], draw, sign, [next(iter(kinds)) for kinds in dtypes])
 
     def noise(self, draw: int = 0) -> list[Tensor]:
         """θ in fp32, as new tensors."""
         like = [part.weights for part in self._parts]
         result = [torch.empty_strided(w.shape, w.stride(), dtype=torch.float32, device=w.device) for w in like]
-        self._draw(kernels.NOISE, self._addresses(result), draw, 1.0)
+        self._draw(kernels.NOISE, self._addresses(result), draw, 1.0, [torch.float32] * len(self._groups))
         return result
 
     def restore(self) -> None:
@@ -188,14 +198,22 @@ class Fused:
             operands = (group.restore_items, group.table, group.backups, self._state, number)
             self._launch(kernels.restore_kernel, operands, DTYPE=_BITS[group.dtype])
 
-    def _draw(self, output: tl.constexpr, others: list[Tensor], draw: int, sign: float) -> None:
-        for number, (group, addresses) in enumerate(zip(self._groups, others)):
+    def _draw(
+        self,
+        output: tl.constexpr,
+        others: list[Tensor],
+        draw: int,
+        sign: float,
+        dtypes: Sequence[torch.dtype] | None = None,
+    ) -> None:
+        dtypes = [group.dtype for group in self._groups] if dtypes is None else dtypes
+        for number, (group, addresses, dtype) in enumerate(zip(self._groups, others, dtypes)):
             operands = (group.items, group.table, addresses, self._state, number, draw, sign, self._epsilon)
             self._launch(
                 kernels.draw_kernel,
                 operands,
                 DTYPE=_DTYPES[group.dtype],
-                OTHER_DTYPE=tl.float32 if output is kernels.NOISE else _DTYPES[group.dtype],
+                OTHER_DTYPE=_DTYPES[dtype],
                 LAW=self._law.value,
                 SCALE=self._scale.value,
                 OUTPUT=output.value,

@@ -179,13 +179,13 @@ def _write(weights, other, offset, inside, w, theta, OUTPUT):
     if OUTPUT == NOISE:
         tl.store(other + offset, theta, inside)
     else:
-        moved = (w.to(tl.float32) + theta).to(w.dtype)  # in fp32, rounded once
+        moved = w.to(tl.float32) + theta  # in fp32, rounded once
         if OUTPUT == INTO:
-            tl.store(other + offset, moved, inside)
+            tl.store(other + offset, moved.to(other.dtype.element_ty), inside)
         else:
             if OUTPUT == APPLY:
                 tl.store(other + offset, w, inside)
-            tl.store(weights + offset, moved, inside)
+            tl.store(weights + offset, moved.to(w.dtype), inside)
 
 
 @triton.jit

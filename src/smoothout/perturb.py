@@ -240,12 +240,28 @@ class Perturbation:
         if self._fused is not None:
             self._fused.set_position(self.seed, step, strength)
 
-    def draw_into(self, destinations: list[Tensor], draw: int = 0) -> None:
-        """destinations ← w + θ, for tensors like `local_weights`; w stays. Streams in parallel may each do a draw."""
+    def advance(self) -> None:
+        """One step further for the `draw_into` that follow; the strength stays.
+
+        With the fused kernels the step is in device memory: captured in a CUDA graph before its draws, this makes each
+        replay draw the next step's noise. `set_position` outside the graph starts anew.
+        """
+        strength, step = self._position
+        self._position = (strength, step + 1)
         if self._fused is not None:
-            self._fused.draw_into(destinations, draw)
+            self._fused.advance()
+
+    def draw_into(self, destinations: list[Tensor], draw: int = 0, sign: float = 1.0) -> None:
+        """destinations ← w + sign·θ, for tensors with the strides of `local_weights`; w stays.
+
+        They may be in bf16 or fp16 where the weights are in fp32: the sum is made in fp32 and rounded once, to the
+        destination's dtype (one for all weights of a dtype). Streams in parallel may each do a draw.
+        """
+        if self._fused is not None:
+            self._fused.draw_into(destinations, draw, sign)
         else:
-            θ = self.draw(*self._position, draw)
+            strength, step = self._position
+            θ = self.draw(sign * strength, step, draw)
             torch._foreach_copy_(destinations, torch._foreach_add(θ, self._weights))
         increment_version(destinations)
 
@@ -274,7 +290,9 @@ class Perturbation:
     def _raw(self, block: Block, step: int, draw: int) -> Tensor:
         """A block of raw noise n in fp32, flat."""
         key = struct.pack("<5q", self.seed, step, draw, block.replica, block.index)
-        generator = self._generators.setdefault(block.device, torch.Generator(block.device))
+        if block.device not in self._generators:
+            self._generators[block.device] = torch.Generator(block.device)
+        generator = self._generators[block.device]
         generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True))
         if hasattr(self.noise, "fill"):
             raw = self._scratch[block.device][: block.elements]
@@ -331,13 +349,13 @@ class Perturbation:
         return dict(slots)
 
     def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> Fused | None:
-        """The fused kernels if they are asked for and can do these weights, else None.
+        """The fused kernels if they can do these weights, else None.
 
         They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
-        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "foreach", the default until the property
-        suite has passed on a GPU; "auto", fused where they can; "fused", also in Triton's interpreter.
+        cut by rows, if no filter spans ranks. SMOOTHOUT_KERNELS chooses: "auto" (the default): where they can; "fused":
+        also in Triton's interpreter; "foreach": never.
         """
-        wanted = os.environ.get("SMOOTHOUT_KERNELS", "foreach")
+        wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")
         capable = all(w.is_cuda and torch.cuda.get_device_capability(w.device) >= (8, 0) for w in self._weights)
         whole_rows = all(shard.local.shape[1:] == p.shape[1:] for shard, p in zip(shards, self._parameters))
         cut_filters = isinstance(self.scale, filters.Filter) and any(
