@@ -62,7 +62,7 @@ class EpochMetrics:
         learning_rate, strength: of its last update.
         evaluations: passes of back-propagation over a batch, so far.
         smoothed_loss: C̄ on the training images at this strength, where it was asked for.
-        seconds: wall time of the epoch. The one field that differs from run to run.
+        seconds: wall time of the epoch, shared out among runs that shared a device. It alone differs from run to run.
     """
 
     epoch: int
@@ -85,7 +85,11 @@ class EpochMetrics:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and how a run, or its last part, was made."""
+    """Where and how a run, or its last part, was made.
+
+    Args:
+        together: runs that shared the device, in turns.
+    """
 
     started: str
     command: str
@@ -98,9 +102,10 @@ class Provenance:
     cuda: str | None
     processes: int
     threads: int
+    together: int = 1
 
     @classmethod
-    def here(cls, device: torch.device, processes: int = 1) -> Provenance:
+    def here(cls, device: torch.device, processes: int = 1, together: int = 1) -> Provenance:
         """Of this process, now."""
         is_cuda = device.type == "cuda"
         return cls(
@@ -115,6 +120,7 @@ class Provenance:
             cuda=torch.version.cuda if is_cuda else None,
             processes=processes,
             threads=torch.get_num_threads(),
+            together=together,
         )
 
 
@@ -126,7 +132,7 @@ class Record:
         last, best: the last epoch, and the one with the best test accuracy (the first of equals); never mixed.
         test_origin: "test", or which training images were held out in its place.
         ghost_batches: into how many a batch of one process was cut.
-        seconds: wall time of training, interruptions not counted.
+        seconds: wall time of training, interruptions not counted; of runs that shared a device each has its share.
     """
 
     config: Config

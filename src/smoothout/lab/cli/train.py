@@ -56,6 +56,9 @@ def _train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="event files in OUT/tensorboard")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="processes that decode images")] = None,
     cuda_graphs: Annotated[bool, typer.Option(help="on CUDA, replay a step as one graph")] = True,
+    together: Annotated[
+        int | None, typer.Option(min=1, help="of several seeds, how many share a GPU; default 5 of a small network")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print nothing but errors")] = False,
     **settings: Any,
 ) -> None:
@@ -64,7 +67,7 @@ def _train(
         print(json.dumps({"hash": resolved.hash, **resolved.to_dict()}, indent=1, ensure_ascii=False))
         print(PRESETS[resolved.preset])
         return
-    options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, cuda_graphs, quiet)
+    options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, cuda_graphs, together, quiet)
     if not quiet and speaks_for_all():
         _introduce(resolved, settings)
     if seeds == 1:

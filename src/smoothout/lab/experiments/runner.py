@@ -9,7 +9,10 @@ from multiprocessing.connection import Connection, wait
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.queue import Task
-from smoothout.lab.experiments.worker import Outcome, Place, carry_out
+from smoothout.lab.experiments.worker import Outcome, Place, carry_out, carry_out_together
+from smoothout.lab.presets import TABLE_1_MODELS
+from smoothout.lab.train.processes import choose_device
+from smoothout.lab.train.start import SMALL_NETWORKS_TOGETHER
 
 Say = Callable[[str], None]
 
@@ -34,12 +37,24 @@ def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Ou
     waiting = list(tasks)
     while waiting:
         task = _next_ready(waiting, {(outcome.task.config, outcome.task.line) for outcome in outcomes}, tasks)
-        outcome = carry_out(task, place)
-        outcomes.append(outcome)
-        say(_in_words(outcome, len(outcomes), len(tasks)))
-        if outcome.stops_the_queue:
+        group = [task, *_companions(task, waiting, place)]
+        for outcome in carry_out_together(group, place) if len(group) > 1 else [carry_out(task, place)]:
+            outcomes.append(outcome)
+            say(_in_words(outcome, len(outcomes), len(tasks)))
+        if any(outcome.stops_the_queue for outcome in outcomes):
             break
     return outcomes
+
+
+def _companions(task: Task, waiting: list[Task], place: Place) -> list[Task]:
+    """Other seeds of a small network's run, taken off the list: on a GPU they train side by side."""
+    on_gpu = choose_device(place.device).type == "cuda"
+    if not on_gpu or not task.trains or task.config.model not in TABLE_1_MODELS:
+        return []
+    same = [t for t in waiting if t.trains and t.config.with_seed(0) == task.config.with_seed(0)]
+    same = same[: SMALL_NETWORKS_TOGETHER - 1]
+    waiting[:] = [t for t in waiting if t not in same]
+    return same
 
 
 def _next_ready(waiting: list[Task], ended: set[tuple[Config, object]], tasks: Sequence[Task]) -> Task:

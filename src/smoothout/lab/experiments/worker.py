@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,13 @@ from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Measuring
 from smoothout.lab.runs import RunError, write_atomically
 from smoothout.lab.train.loop import Diverged
-from smoothout.lab.train.start import Options, summary, train
+from smoothout.lab.train.start import Options, attempt, summary, train
 from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
 from smoothout.lab.trained import Trained, load_trained
 
 CHECKPOINT_EVERY = 50  # epochs; a stop makes one in any case, so that this is for machines that die
 TIME_IS_UP_EXIT = Interrupted(TIME_IS_UP, "").exit_code
+EXPECTED = (Interrupted, RunError, DataError, ValueError, OSError, torch.OutOfMemoryError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -73,24 +75,48 @@ def carry_out(task: Task, place: Place) -> Outcome:
         if place.seconds_left <= 0:
             return Outcome(task, "out of time", "not begun")
         return _line(task, place) if task.line else _run(task, place)
-    except Interrupted as stop:
-        state = "out of time" if stop.exit_code == TIME_IS_UP_EXIT else "interrupted"
-        return Outcome(task, state, str(stop))
-    except Diverged as error:
+    except EXPECTED as error:
+        return _outcome_of(error, task, place)
+    finally:
+        _free_memory()
+
+
+def carry_out_together(tasks: Sequence[Task], place: Place) -> list[Outcome]:
+    """Train several runs side by side on one GPU, then measure one after another."""
+    try:
+        ended = attempt([task.config for task in tasks], lambda config: folder_of(place.out, config), _options(place))
+    except EXPECTED as error:
+        return [_outcome_of(error, task, place) for task in tasks]
+    finally:
+        _free_memory()
+    outcomes = []
+    for task, end in zip(tasks, ended):
+        outcomes.append(_outcome_of(end, task, place) if isinstance(end, Exception) else carry_out(task, place))
+    return outcomes
+
+
+def _outcome_of(error: Exception, task: Task, place: Place) -> Outcome:
+    if isinstance(error, Interrupted):
+        return Outcome(task, "out of time" if error.exit_code == TIME_IS_UP_EXIT else "interrupted", str(error))
+    if isinstance(error, Diverged):
         write_atomically(folder_of(place.out, task.config) / FAILED, json.dumps({"message": str(error)}).encode())
         return Outcome(task, "diverged", str(error))
-    except (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError, RuntimeError) as error:
-        return Outcome(task, "failed", f"{type(error).__name__}: {error}")
-    finally:
-        if torch.cuda.is_available():
-            gc.collect()  # graphs and networks refer to each other; the next run wants their memory
+    return Outcome(task, "failed", f"{type(error).__name__}: {error}")
+
+
+def _free_memory() -> None:
+    if torch.cuda.is_available():
+        gc.collect()  # graphs and networks refer to each other; the next run wants their memory
+
+
+def _options(place: Place) -> Options:
+    minutes = None if place.deadline is None else place.seconds_left / 60
+    return Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, quiet=True)
 
 
 def _run(task: Task, place: Place) -> Outcome:
     folder = folder_of(place.out, task.config)
-    minutes = None if place.deadline is None else place.seconds_left / 60
-    options = Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, quiet=True)
-    record = train(task.config, folder, options)
+    record = train(task.config, folder, _options(place))
     there = measurements.load_all(folder)
     loaded: dict[int | None, Trained] = {}  # by the images it is measured on
     for wanted in task.measurements:

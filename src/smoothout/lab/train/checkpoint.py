@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from smoothout.lab.runs import CHECKPOINT, DAMAGED, PREVIOUS, RunError
 
@@ -58,6 +59,13 @@ def to_bytes(state: dict[str, Any]) -> memoryview:
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the model's state on the CPU."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Its state, with learning rates as numbers, wherever they are kept."""
+    state = optimizer.state_dict()
+    groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+    return {**state, "param_groups": groups}
 
 
 @dataclass(frozen=True)

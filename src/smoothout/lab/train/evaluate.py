@@ -25,7 +25,6 @@ class Evaluation:
     accuracy: float
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -40,7 +39,25 @@ def evaluate(
         precision: autocast, to judge in the precision of training.
         noise: called for each batch, a context in which the batch is evaluated.
     """
-    sums: Tensor | None = None  # of losses, of right answers, of images
+    return in_numbers(evaluated(model, batches, precision=precision, noise=noise), processes)
+
+
+def in_numbers(sums: Tensor, processes: Processes | None = None) -> Evaluation:
+    """Of what `evaluated` gave; waits for the device."""
+    loss, right, images = (OneProcess() if processes is None else processes).sum(sums).tolist()
+    return Evaluation(loss / images, right / images)
+
+
+@torch.no_grad()
+def evaluated(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    precision: AbstractContextManager[Any] | None = None,
+    noise: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Tensor:
+    """Sums of losses, of right answers and of images of this process, on the device, which may still be at it."""
+    sums: Tensor | None = None
     was_training = model.training
     model.eval()
     try:
@@ -56,8 +73,7 @@ def evaluate(
         model.train(was_training)
     if sums is None:
         raise ValueError("there are no images to evaluate")
-    loss_sum, right_sum, images_seen = (OneProcess() if processes is None else processes).sum(sums).tolist()
-    return Evaluation(loss_sum / images_seen, right_sum / images_seen)
+    return sums
 
 
 def smoothed_loss(

@@ -29,7 +29,9 @@ class Flat:
         self.views: list[Tensor] = []
         first = 0
         for tensor in like:
-            self.views.append(torch.as_strided(self.all, tensor.shape, tensor.stride(), self.all.storage_offset() + first))
+            self.views.append(
+                torch.as_strided(self.all, tensor.shape, tensor.stride(), self.all.storage_offset() + first)
+            )
             first += _padded(tensor)
 
 
@@ -43,8 +45,9 @@ def _padded(tensor: Tensor) -> int:
 
 
 def running_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers whose running statistics move with every pass."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    """The layers of plain BatchNorm whose running statistics move with every pass."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [m for m in model.modules() if isinstance(m, kinds) and type(m) in kinds and m.running_mean is not None]
 
 
 def running_statistics(norms: Sequence[_BatchNorm]) -> list[Tensor]:
@@ -83,20 +86,39 @@ class Weights:
         if self._to_cast:
             torch._foreach_copy_(self._casts, [p.detach() for p in self._to_cast])
 
-    def leaves(self) -> tuple[dict[int, nn.Parameter], list[Tensor]]:
-        """For one copy: by the id of a parameter what stands in its place, and the tensors that take its noise."""
-        own = [self._empty(p) for p in self.noisy]
+    def for_one_copy(self) -> tuple[dict[int, nn.Parameter], Drawn]:
+        """By the id of a parameter what stands in its place, and what takes its noise."""
+        wanted = [self._half if id(p) in self._cast_ids else p.dtype for p in self.noisy]
+        own = [_empty(p, dtype or p.dtype) for p, dtype in zip(self.noisy, wanted)]
+        # One launch draws in one precision: where some are wanted in another, they are rounded after it.
+        mixed = len(set(wanted)) > 1
+        drawn = [_empty(p, p.dtype) if mixed and t.dtype != p.dtype else t for p, t in zip(self.noisy, own)]
         values = {id(p): cast for p, cast in zip(self._to_cast, self._casts)}
         values |= {id(p): tensor for p, tensor in zip(self.noisy, own)}
         leaves = {
             id(p): nn.Parameter(values.get(id(p), p.detach()), requires_grad=p.requires_grad)
             for p in self.model.parameters()
         }
-        return leaves, own
+        to_round = [(t, d) for t, d in zip(own, drawn) if t is not d]
+        return leaves, Drawn(drawn, [t for t, _ in to_round], [d for _, d in to_round])
 
-    def _empty(self, parameter: Tensor) -> Tensor:
-        dtype = self._half if id(parameter) in self._cast_ids else parameter.dtype
-        return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=parameter.device)
+
+@dataclass(frozen=True)
+class Drawn:
+    """Where noisy weights are drawn to, and those of them that are then rounded into others."""
+
+    destinations: list[Tensor]
+    rounded: list[Tensor]
+    unrounded: list[Tensor]
+
+    def finish(self) -> None:
+        """After a draw."""
+        if self.rounded:
+            torch._foreach_copy_(self.rounded, self.unrounded)
+
+
+def _empty(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=parameter.device)
 
 
 def _ids_cast_by_autocast(model: nn.Module) -> set[int]:
@@ -117,10 +139,11 @@ class Lane:
             only if there is one pass an update.
     """
 
-    def __init__(self, weights: Weights, trained: Sequence[Tensor], gradient: Tensor, statistics: Tensor | None) -> None:
-        self.noisy: tuple[int, float] | None = None  # the draw that its weights hold
+    def __init__(
+        self, weights: Weights, trained: Sequence[Tensor], gradient: Tensor, statistics: Tensor | None
+    ) -> None:
         self.replica = copy.deepcopy(weights.model)
-        leaves, self.destinations = weights.leaves()
+        leaves, self.drawn = weights.for_one_copy()
         for original, module in zip(weights.model.modules(), self.replica.modules()):
             for slot, parameter in original._parameters.items():
                 if parameter is not None:

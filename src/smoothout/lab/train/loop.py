@@ -1,14 +1,15 @@
 """The training loop: epochs of steps, evaluation at clean weights, checkpoints, a stop that loses nothing.
 
 The host never waits for the device within an epoch, but every CHECK_EVERY steps for the losses so far: a loss that is
-not finite ends the run.
+not finite ends the run. Training yields after every step and before it waits at the end of an epoch: several runs can
+take turns in one process.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from smoothout.lab.config import Config
 from smoothout.lab.data import Dataset
-from smoothout.lab.methods import METHODS
+from smoothout.lab.methods import METHODS, Plain
 from smoothout.lab.runs import (
     BEST_WEIGHTS,
     LAST_WEIGHTS,
@@ -31,14 +32,15 @@ from smoothout.lab.runs import (
 )
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.checkpoint import Position
-from smoothout.lab.train.evaluate import evaluate, smoothed_loss
-from smoothout.lab.train.ghost_step import Batch, GhostStep
+from smoothout.lab.train.evaluate import evaluated, in_numbers, smoothed_loss
+from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import Tracker
+from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
 
 CHECK_EVERY = 200
 
@@ -60,6 +62,7 @@ class Surroundings:
     checkpoint_every: int = 1
     workers: int | None = None
     cuda_graphs: bool = True
+    together: int = 1  # runs that share the device now: a run's seconds are its share
 
 
 class Trainer:
@@ -93,36 +96,56 @@ class Trainer:
         self._best: dict[str, Tensor] = {}  # weights of the best epoch
         self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
         self._correct = torch.zeros((), device=device)
+        self._rate = 0.0
+        self.steps = self._make_steps()
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
-        self._started = self._epoch_started = time.monotonic()
+        self._started = self._epoch_started = self._now()
+
+    def _make_steps(self) -> Steps:
+        """Whole updates as CUDA graphs where that can be, else one by one."""
+        sums = Sums(self._losses, self._correct)
+        if not can_capture(self.around):
+            return OneByOne(self.method, self.batches, sums)
+        reason = why_not(self.method, self.update, self.batches, self.config.compile)
+        if reason:
+            self.around.progress.say(f"one CUDA graph a ghost batch, not one a step: {reason}")
+            return OneByOne(self.method, self.batches, sums)
+        for group in self.optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.around.device)  # a graph reads it when it runs
+        capture = self.around.device.type == "cuda"
+        assert isinstance(self.method, Plain)
+        return WholeStep(self.method, self.update, self.batches, sums, amp=self.config.amp, capture=capture)
+
+    def _now(self) -> float:
+        """A clock by which runs that share a device each have their share of the time."""
+        return time.monotonic() / self.around.together
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, provenance: Provenance) -> Record:
+    def run(self, provenance: Provenance) -> Generator[None, None, Record]:
         """Train to the end and write the record; raises Interrupted at a checkpoint if asked to stop."""
-        self._started = time.monotonic() - self.position.seconds
+        self._started = self._now() - self.position.seconds
         self.around.progress.start(self.config, len(self.batches), self.position)
         self.model.train()
         while self.position.epoch < self.config.epochs:
-            self._epoch()
+            yield from self._epoch()
         return self._finish(provenance)
 
-    def _epoch(self) -> None:
+    def _epoch(self) -> Iterator[None]:
         epoch, first = self.position.epoch, self.position.step
-        self._epoch_started = time.monotonic() - self.position.epoch_seconds
+        self._epoch_started = self._now() - self.position.epoch_seconds
         self.around.progress.begin_epoch(epoch, first)
         if self.config.reset_optimizer_every_epoch and first == 0:
-            self.optimizer.state.clear()
+            self._reset_optimizer()
         evaluations, strength = self.position.evaluations, self.method.strength
-        for step, (images, labels) in enumerate(self.batches.epoch(epoch, first), start=first):
+        self.steps.begin(epoch, first)
+        for step in range(first, len(self.batches)):
             self._set_rate(learning_rate(self.config, epoch, step, len(self.batches)))
             strength = self.method.strength
-            result = self.method.step(Batch(images, labels, self.batches.size_of(step)))
-            self._losses[step].copy_(result.loss)
-            self._correct += result.correct
-            evaluations += result.evaluations
+            evaluations += self.steps.step(step)
             self.around.progress.step(strength)
+            yield
             if (step + 1) % CHECK_EVERY == 0:
                 self._check_losses(step + 1)
             is_last = step + 1 == len(self.batches)
@@ -130,14 +153,27 @@ class Trainer:
                 self._advance(step + 1, evaluations)
                 self._stop(code)
         self._advance(len(self.batches), evaluations)
-        self._end_epoch(strength)
+        yield from self._end_epoch(strength)
 
     def _set_rate(self, rate: float) -> None:
+        if rate == self._rate:
+            return
+        self._rate = rate
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _reset_optimizer(self) -> None:
+        """Forget momentum and moments, in place: a graph has their addresses."""
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
 
     def _advance(self, step: int, evaluations: float) -> None:
-        now = time.monotonic()
+        now = self._now()
         self.position = replace(
             self.position,
             step=step,
@@ -147,18 +183,16 @@ class Trainer:
             epoch_seconds=now - self._epoch_started,
         )
 
-    def _end_epoch(self, strength: float) -> None:
+    def _end_epoch(self, strength: float) -> Iterator[None]:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
-        self._check_losses(len(self.batches))
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
-        metrics = self._judge(strength)
+        metrics = yield from self._judge(strength)
         self.history.append(metrics)
         around.progress.end_epoch(metrics)
         around.tracker.log(metrics)
         self.position = replace(
-            self.position, epoch=self.position.epoch + 1, step=0, epoch_seconds=0.0,
-            seconds=time.monotonic() - self._started,
+            self.position, epoch=self.position.epoch + 1, step=0, epoch_seconds=0.0, seconds=self._now() - self._started
         )  # fmt: skip
         self._losses.zero_()
         self._correct.zero_()
@@ -170,18 +204,22 @@ class Trainer:
         elif done % around.checkpoint_every == 0 or done == self.config.epochs:
             self.save()
 
-    def _judge(self, strength: float) -> EpochMetrics:
-        config, position = self.config, self.position
-        losses, correct = self._summed_over_processes()
+    def _judge(self, strength: float) -> Generator[None, None, EpochMetrics]:
+        config, position, processes = self.config, self.position, self.around.processes
         sizes = [self.batches.size_of(step) for step in range(len(self.batches))]
         images = sum(sizes)
-        how: dict[str, Any] = {"precision": self.update.precision(), "processes": self.around.processes}
+        precision = self.update.precision()
         with self.method.judged(self._training_images):
-            test = evaluate(self.model, self.test_batches, **how)
+            sums = evaluated(self.model, self.test_batches, precision=precision)
+            yield
+            self._check_losses(len(self.batches))
+            losses, correct = self._summed_over_processes()
+            test = in_numbers(sums, processes)
             if not self.history or test.accuracy > self.best.test_accuracy:
                 self._best = checkpoint.weights_of(self.model)
             smoothed = None
             if config.log_smoothed_loss:
+                how: dict[str, Any] = {"precision": precision, "processes": processes}
                 smoothed = smoothed_loss(config, self.model, self._training_images(), strength, position.epoch, **how)
         return EpochMetrics(
             epoch=position.epoch + 1,
@@ -190,11 +228,11 @@ class Trainer:
             train_accuracy=correct / images,
             test_loss=test.loss,
             test_accuracy=test.accuracy,
-            learning_rate=self.optimizer.param_groups[0]["lr"],
+            learning_rate=self._rate,
             strength=strength,
             evaluations=position.evaluations,
             smoothed_loss=smoothed,
-            seconds=time.monotonic() - self._epoch_started,
+            seconds=self._now() - self._epoch_started,
         )
 
     @property
@@ -258,7 +296,7 @@ class Trainer:
             "world_size": around.processes.world_size,
             "position": asdict(position),
             "model": model,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": checkpoint.optimizer_state(self.optimizer),
             "scaler": self.update.scaler.state_dict(),
             "method": self.method.state_dict(),
             "processes": private,
@@ -276,7 +314,10 @@ class Trainer:
         rank = self.around.processes.rank
         self.position = Position(**state["position"])
         self.model.load_state_dict(state["model"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates):
+            group["lr"] = rate  # every step sets it, in this place
         self.update.scaler.load_state_dict(state["scaler"])
         self.method.load_state_dict(state["method"])
         self._losses.copy_(state["losses"][rank])
@@ -307,6 +348,11 @@ class Trainer:
         )
         folder.write_json(RESULT, record.to_dict())
         return record
+
+
+def can_capture(around: Surroundings) -> bool:
+    """Whether whole updates may be captured here."""
+    return around.cuda_graphs and around.device.type == "cuda"
 
 
 def _in_words(position: Position) -> str:

@@ -48,10 +48,15 @@ class Silence:
 
 
 class Lines(Silence):
-    """One line an epoch."""
+    """One line an epoch.
 
-    def __init__(self) -> None:
+    Args:
+        label: what such a line begins with, where several runs share the page.
+    """
+
+    def __init__(self, label: str = "") -> None:
         self._epochs = 0
+        self._label = label
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -60,7 +65,7 @@ class Lines(Silence):
         self._epochs = config.epochs
 
     def end_epoch(self, metrics: EpochMetrics) -> None:
-        self.say(f"epoch {metrics.epoch}/{self._epochs}  {described(metrics)}  {metrics.seconds:.2f} s")
+        self.say(f"{self._label}epoch {metrics.epoch}/{self._epochs}  {described(metrics)}  {metrics.seconds:.2f} s")
 
 
 class TerminalBar(Silence):
@@ -125,8 +130,8 @@ def described(metrics: EpochMetrics) -> str:
     )
 
 
-def progress_for(rank: int, quiet: bool = False) -> Progress:
-    """A bar where somebody watches, lines where a file does."""
+def progress_for(rank: int, quiet: bool = False, label: str = "") -> Progress:
+    """A bar where somebody watches, lines where a file does, or where several runs (each with a label) are going on."""
     if rank or quiet:
         return Silence()
-    return TerminalBar() if sys.stdout.isatty() else Lines()
+    return TerminalBar() if sys.stdout.isatty() and not label else Lines(label)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from smoothout.lab.config import Config
+from smoothout.lab.data import Dataset
+from smoothout.lab.presets import TABLE_1_MODELS
 from smoothout.lab.runs import NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
 from smoothout.lab.train.progress import Progress, progress_for
-from smoothout.lab.train.stop import StopRequest
+from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
+from smoothout.lab.train.turns import Run, alone, in_turns
+
+SMALL_NETWORKS_TOGETHER = 5
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class Options:
         minutes: stop at a checkpoint after so many; None: never.
         tensorboard: write event files into the run folder.
         workers: processes that decode images; None: one a core, up to eight.
-        cuda_graphs: on CUDA, replay forward and backward as one graph; the same training to float tolerance.
+        cuda_graphs: on CUDA, replay a step as one graph; the same training to float tolerance.
+        together: of several runs, how many share a GPU, in turns; None: five of the paper's small networks, one of any
+            other. Each trains as it does alone.
         quiet: show nothing.
     """
 
@@ -41,6 +49,7 @@ class Options:
     tensorboard: bool = False
     workers: int | None = None
     cuda_graphs: bool = True
+    together: int | None = None
     quiet: bool = False
 
 
@@ -56,31 +65,95 @@ def train(config: Config, out: str | Path, options: Options | None = None) -> Re
 def train_seeds(
     configs: list[Config], folder_of: Callable[[Config], Path], options: Options | None = None
 ) -> list[Record]:
-    """Several runs, one after the other, in this process (and those torchrun started with it)."""
+    """Several runs in this process (and those torchrun started with it); raises what the first to fail did."""
+    records = []
+    for result in attempt(configs, folder_of, options):
+        if isinstance(result, Exception):
+            raise result
+        records.append(result)
+    return records
+
+
+def attempt(
+    configs: Sequence[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+) -> list[Record | Exception]:
+    """Several runs, and for each its record, or the RunError or Interrupted that ended it.
+
+    Those that would come after a run that failed, and do not share the device with it, are not begun.
+    """
     options = Options() if options is None else options
     if options.checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={options.checkpoint_every}: at least 1 is needed")
     device = choose_device(options.device)
     processes = join(device)
     torch.backends.cudnn.benchmark = True  # batches have one size, but for the last of an epoch
+    results: list[Record | Exception] = []
+    data = _Data(options.data_root, device)
     try:
         with StopRequest(options.minutes) as stop:
-            return [_one_run(config, folder_of(config), options, device, processes, stop) for config in configs]
+            while len(results) < len(configs) and not any(isinstance(result, Exception) for result in results):
+                waiting = configs[len(results) :]
+                group = waiting[: _together(waiting, options, device, processes)]
+                make = partial(_one_run, options=options, device=device, processes=processes, stop=stop, data=data)
+                runs = [partial(make, each, folder_of(each), together=len(group)) for each in group]
+                results += in_turns(runs, device, (RunError, Interrupted)) if len(runs) > 1 else [_alone(runs[0])]
+            return results
     finally:
         processes.close()
 
 
+def _alone(make: Callable[[], Run[Record]]) -> Record | Exception:
+    try:
+        return alone(make())
+    except (RunError, Interrupted) as error:
+        return error
+
+
+def _together(waiting: Sequence[Config], options: Options, device: torch.device, processes: Processes) -> int:
+    """How many of those that wait begin together."""
+    if device.type != "cuda" or processes.world_size > 1:
+        return 1
+    if options.together is not None:
+        return max(1, options.together)
+    small = all(config.model in TABLE_1_MODELS for config in waiting[:SMALL_NETWORKS_TOGETHER])
+    return SMALL_NETWORKS_TOGETHER if small else 1
+
+
+class _Data:
+    """Data sets on the device, one copy for runs that follow each other or share it."""
+
+    def __init__(self, root: Path | None, device: torch.device) -> None:
+        self._root, self._device = root, device
+        self._kept: dict[tuple[str, int], Dataset] = {}
+
+    def of(self, config: Config) -> Dataset:
+        key = (config.dataset, config.hold_out)
+        if key not in self._kept:
+            self._kept = {key: build.load_dataset(config, self._root).to(self._device)}
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # other streams will read it
+        return self._kept[key]
+
+
 def _one_run(
-    config: Config, out: Path, options: Options, device: torch.device, processes: Processes, stop: StopRequest
-) -> Record:
-    progress = progress_for(processes.rank, options.quiet)
+    config: Config,
+    out: Path,
+    options: Options,
+    device: torch.device,
+    processes: Processes,
+    stop: StopRequest,
+    data: _Data,
+    together: int,
+) -> Run[Record]:
+    label = f"seed {config.seed}: " if together > 1 else ""
+    progress = progress_for(processes.rank, options.quiet, label)
     record = processes.from_first(finished(out, config) if processes.rank == 0 else None)
     if record is not None:
         progress.say(f"{out} is done: {summary(record)}")
         return record
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(out, config, processes))
-        dataset = build.load_dataset(config, options.data_root)
+        dataset = data.of(config)
         found = checkpoint.read_newest(out, config.hash, processes.world_size) if processes.rank == 0 else None
         found = processes.from_first(found)
         first_epoch = found.state["position"]["epoch"] + 1 if found else 1
@@ -98,14 +171,15 @@ def _one_run(
             checkpoint_every=options.checkpoint_every,
             workers=options.workers,
             cuda_graphs=options.cuda_graphs,
+            together=together,
         )
         trainer = Trainer(config, dataset, around)
-        provenance = Provenance.here(device, processes.world_size)
+        provenance = Provenance.here(device, processes.world_size, together)
         folder.begin(config, provenance)  # not before all that the user named was found
         stack.enter_context(progress)
         if found:
             _go_on(trainer, found, progress, out)
-        record = trainer.run(provenance)
+        record = yield from trainer.run(provenance)
     progress.say(f"{out}: {summary(record)}")
     return record
 

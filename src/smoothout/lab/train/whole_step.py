@@ -174,7 +174,7 @@ class WholeStep:
 
     def step(self, step: int) -> float:
         size = self._batches.size_of(step)
-        self._set_position(is_captured=size in self._graphs)
+        self._set_position()
         if size in self._graphs:
             self._graphs[size].replay()
         else:
@@ -183,7 +183,7 @@ class WholeStep:
             self._smooth.count_step()
         return (self._method.draws or 1) if isinstance(self._method, Smoothed) else 1
 
-    def _set_position(self, is_captured: bool) -> None:
+    def _set_position(self) -> None:
         """Tell the device strength and step, unless it has them: a graph counts its steps itself."""
         if self._smooth is None:
             return
@@ -250,12 +250,11 @@ class WholeStep:
             each = passes[j]
             images, labels = ghosts[each.ghost]
             if self._smooth is not None and (each.draw, each.sign) != last:
-                self._smooth.perturbation.draw_into(lane.destinations, each.draw, each.sign)
+                self._smooth.perturbation.draw_into(lane.drawn.destinations, each.draw, each.sign)
+                lane.drawn.finish()
                 last = (each.draw, each.sign)
             later = len(passes) - 1 - j  # passes whose statistics come on top of this one's
-            share = Share(
-                each.weight * len(labels) / size, each.weight, statistics=momentum * (1 - momentum) ** later
-            )
+            share = Share(each.weight * len(labels) / size, each.weight, statistics=momentum * (1 - momentum) ** later)
             lane.go(images, labels, share, self._update.precision(), first=j == mine.start)
 
     @torch.no_grad()
