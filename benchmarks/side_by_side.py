@@ -1,4 +1,4 @@
-"""Seeds of C1 side by side on one GPU against the same one after another: seconds an epoch and run, evaluation included.
+"""Seeds of C1 side by side on one GPU against the same one after another: seconds an epoch, evaluation included.
 
 Without `--data-root` the images are random bytes, which take the same time.
 """
@@ -31,7 +31,7 @@ def main() -> None:
     args = arguments(__doc__, data_root="", seeds=5, epochs=14)
     dataset = data(args.data_root)
     rows = []
-    with mock.patch.object(build, "load_dataset", lambda config, root: dataset), tempfile.TemporaryDirectory() as out:
+    with mock.patch.object(build, "load_dataset", return_value=dataset), tempfile.TemporaryDirectory() as out:
         for batch_size in (256, 5000):
             for method in ("plain", "smoothout"):
                 base = resolve(

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from .pooling import MaxPool
+
 
 class AlexNet(nn.Module):
     """Five convolutions and three linear layers, BatchNorm after all but the last; 61,110,184 parameters.
@@ -38,7 +40,7 @@ def alexnet(classes: int = 1000, input_shape: tuple[int, ...] = (3, 224, 224), d
 
 
 def _block(convolution: nn.Conv2d, pool: bool) -> list[nn.Module]:
-    pooling = [nn.MaxPool2d(kernel_size=3, stride=2)] if pool else []
+    pooling = [MaxPool(kernel_size=3, stride=2)] if pool else []
     return [convolution, *pooling, nn.ReLU(inplace=True), nn.BatchNorm2d(convolution.out_channels)]
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from .pooling import MaxPool
+
 
 class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution with BatchNorm where shapes change."""
@@ -81,6 +83,6 @@ def resnet18(classes: int = 1000, input_shape: tuple[int, ...] = (3, 224, 224)) 
         nn.Conv2d(input_shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
         nn.ReLU(inplace=True),
-        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        MaxPool(kernel_size=3, stride=2, padding=1),
     )
     return ResNet(stem, (64, 128, 256, 512), 2, classes)

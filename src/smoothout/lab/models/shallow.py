@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from .pooling import MaxPool
+
 
 class Shallow(nn.Module):
     """Two convolutions of 64 filters of 5 × 5, then 384 and 192 hidden units with dropout ½.
@@ -35,7 +37,7 @@ def c3(classes: int = 100, input_shape: tuple[int, ...] = (3, 32, 32), dropout: 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return (
         nn.Conv2d(inputs, outputs, kernel_size=5, padding=2, bias=False),
-        nn.MaxPool2d(kernel_size=3, stride=2),
+        MaxPool(kernel_size=3, stride=2),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )

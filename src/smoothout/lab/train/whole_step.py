@@ -83,7 +83,7 @@ def passes_of(method: Plain, ghosts: int) -> list[Pass]:
 
 def why_not(method: Method, update: GhostStep, batches: Batches, is_compiled: bool) -> str:
     """In words, why whole updates cannot be captured here; empty if they can."""
-    if type(method) not in (Plain, Smoothed):
+    if not isinstance(method, Plain) or type(method) not in (Plain, Smoothed):
         return "its method takes its steps itself"
     if not isinstance(batches.split, Split):
         return "its images are read from files"
@@ -153,6 +153,7 @@ class WholeStep:
         passes = len(passes_of(self._method, self._update.chunks))
         count = min(lanes, passes)
         self._norms = running_norms(model) if passes > 1 else []
+        self._momentum = next((norm.momentum for norm in self._norms), None) or 0.0
         running = running_statistics(self._norms)
         device = trained[0].device
         self._gradients = torch.zeros(count, flat_size(trained), device=device)
@@ -245,7 +246,7 @@ class WholeStep:
         self, lane: Lane, mine: range, passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
     ) -> None:
         last = None
-        momentum = self._norms[0].momentum if self._norms else 0.0
+        momentum = self._momentum
         for j in mine:
             each = passes[j]
             images, labels = ghosts[each.ghost]
@@ -267,12 +268,12 @@ class WholeStep:
         for parameter, gradient in zip(self._update.parameters, self._gradient.views):
             parameter.grad = gradient
         if self._statistic is not None and self._statistics is not None:
-            momentum = self._norms[0].momentum
             torch.sum(self._statistics[: len(busy)], 0, out=self._statistic.all)
             running = running_statistics(self._norms)
-            torch._foreach_mul_(running, (1 - momentum) ** passes)
+            torch._foreach_mul_(running, (1 - self._momentum) ** passes)
             torch._foreach_add_(running, self._statistic.views)
-            torch._foreach_add_([norm.num_batches_tracked for norm in self._norms], passes)
+            tracked = [norm.num_batches_tracked for norm in self._norms if norm.num_batches_tracked is not None]
+            torch._foreach_add_(tracked, passes)
         loss, correct = torch.stack([lane.seen for lane in busy]).sum(0)
         self._sums.losses.index_copy_(0, self._at, loss[None])
         self._sums.correct.add_(correct)
