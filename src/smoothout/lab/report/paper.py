@@ -17,7 +17,7 @@ from smoothout.lab.runs import Record
 SHARPNESS = "sharpness-train"
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
-    *("sharpness, status⁴", "paper's"),
+    *("sharpness, status⁴", "paper's", "gradient evaluations", "seconds"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
@@ -40,7 +40,10 @@ def sections(experiment: Experiment, setting: Setting, records: Records, only_me
     made = []
     figures = drawings(experiment, records)
     if rows or figures:
-        table = Table(HEADER, tuple(_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)))
+        cells = [_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)]
+        costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
+        both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
+        table = Table(HEADER, tuple(both))
         made.append(Section(heading, experiment.notes, _without_empty_columns(table) if rows else None, figures))
     if experiment.judge is not None and (rows or not only_measured):
         made.append(_verdicts(experiment, heading, records))
@@ -83,6 +86,14 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
         last[3],
     )
     return page.Row(cells, starts)
+
+
+def _costs(group: Group | None) -> tuple[Cell, Cell]:
+    if group is None:
+        return Cell("–", "faint"), Cell("–", "faint")
+    evaluations, seconds = group.sample(lambda r: r.last.evaluations), group.sample(lambda r: r.seconds)
+    spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
+    return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
 
 
 def _without_empty_columns(table: Table) -> Table:
