@@ -15,7 +15,7 @@ from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.methods import METHODS
 
 HELD_OUT = 300
-STRENGTH, FACTORS = "strength", (0.25, 0.5, 1.0, 2.0, 4.0)
+STRENGTH, FACTORS = "strength", (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # (which setting, its values)
 GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
     **{
@@ -28,8 +28,8 @@ GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
             "asam": 0.5,
         }.items()
     },
-    "swa": ("swa_start", (0.0, 0.25, 0.5, 0.75, 0.9)),
-    "ema": ("ema_decay", (0.8, 0.9, 0.97, 0.99, 0.999)),
+    "swa": ("swa_start", (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)),
+    "ema": ("ema_decay", (0.5, 0.8, 0.9, 0.97, 0.99, 0.995, 0.999)),
 }
 BATCHES = (DIGITS.small, DIGITS.large)
 # By (method, batch size): the best mean accuracy on held-out images, of equals that of the smaller loss.
