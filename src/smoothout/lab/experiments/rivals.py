@@ -6,11 +6,13 @@ Each method with a number to choose has as many tries as any other, judged on tr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import DIGITS, configure, label
+from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.methods import METHODS
 
@@ -32,14 +34,43 @@ GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "ema": ("ema_decay", (0.5, 0.8, 0.9, 0.97, 0.99, 0.995, 0.999)),
 }
 BATCHES = (DIGITS.small, DIGITS.large)
-# By (method, batch size): the best mean accuracy on held-out images, of equals that of the smaller loss.
-CHOSEN: dict[tuple[str, int], float] = {}
+# By (method, batch size): what `best` says of the records in results/.
+CHOSEN: dict[tuple[str, int], float] = {
+    **{("smoothout", 48): 0.009375, ("smoothout", 480): 0.0046875},
+    **{("adasmoothout", 48): 0.075, ("adasmoothout", 480): 0.0375},
+    **{("lpfsgd", 48): 0.05, ("lpfsgd", 480): 0.05},
+    **{("sam", 48): 0.2, ("sam", 480): 0.2},
+    **{("asam", 48): 1.0, ("asam", 480): 0.5},
+    **{("swa", 48): 0.0, ("swa", 480): 0.95},
+    **{("ema", 48): 0.995, ("ema", 480): 0.8},
+}
 EPOCHS = 30
 
 
 def candidate(setting: Setting, method: str, batch_size: int, value: float) -> Config:
     """A try, judged on training images held out."""
     return configure(setting, DIGITS, batch_size, method, hold_out=HELD_OUT, **{GRIDS[method][0]: value})
+
+
+def best(setting: Setting, method: str, batch_size: int, records: Records) -> float:
+    """The value with the most right answers on held-out images, of equals that of the smaller loss; none may diverge.
+
+    Raises ValueError where not every value has the same number of runs.
+    """
+    scores: dict[float, tuple[int, float]] = {}
+    counts = set()
+    for value in GRIDS[method][1]:
+        found = records.seeds_of(candidate(setting, method, batch_size, value))
+        counts.add(len(found))
+        judged = [each.run.record.last for each in found if each.run.record is not None]
+        if len(judged) == len(found):
+            right = sum(round(metrics.test_accuracy * HELD_OUT) for metrics in judged)
+            scores[value] = right, -math.fsum(metrics.test_loss for metrics in judged)
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"{method}, batch {batch_size}: the values have {sorted(counts)} runs, not all the same number"
+        )
+    return max(scores, key=scores.__getitem__)
 
 
 def rivals_choice(setting: Setting) -> Experiment:
