@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
     for function in (
         *(table1, table2, table3, table4, table5),
         *(figure1, figure2, figure4, figure5, figure6, figure7, figure8, figure9),
-        *(claims, ncopy, choice, why, rivals_choice, rivals),
+        *(claims, ncopy, choice, why, rivals, rivals_choice),
     )
 }
 ALL = "all"

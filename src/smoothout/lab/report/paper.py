@@ -65,8 +65,8 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
     versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
     paper_effect = None if versus is None else _minus(row.accuracy, versus.accuracy)
     last = (_points(paper_effect), Cell("–", "faint"), Cell("–", "faint"), _paper_sharpness(row))
+    failures = [found for found in records.seeds_of(row.config) if found.failure]
     if group is None:
-        failures = [found for found in records.seeds_of(row.config) if found.failure]
         state = Cell(f"diverged ({len(failures)} runs)" if failures else "–", "bad" if failures else "faint")
         empty = Cell("–", "faint")
         return page.Row((name, Cell("0"), state, empty, paper, empty, empty, *last), starts)
@@ -74,7 +74,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
     effect = None if base is None else compare(base, group, reported)
     cells = (
         name,
-        Cell(str(len(group.records))),
+        Cell(f"{len(group.records)}, {len(failures)} more diverged" if failures else str(len(group.records))),
         Cell(percent(group.sample(lambda r: r.last.test_accuracy))),
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
