@@ -96,7 +96,8 @@ def name_of(group: Group, groups: Sequence[Group]) -> str:
     before = "".join(f"{getattr(config, name)}, " for name in several)
     symbol = "a" if METHODS[config.method].radius is None else "ρ"
     strength = f", {symbol} = {config.strength:g}" if config.strength else ""
-    return f"{before}batch {config.batch_size}: {group.method_name}{strength}"
+    length = f", {config.epochs} epochs" if len({g.config.epochs for g in groups}) > 1 else ""
+    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}"
 
 
 def _accuracy(record: Record) -> float:
