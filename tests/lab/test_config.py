@@ -60,6 +60,11 @@ def test_hash_of_an_old_run_survives_a_new_setting():
         ({"noise": "bernoulli", "strength": 1}, "needs scale='weight'"),
         ({"dropout": 2}, "a probability"),
         ({"seed": -1}, "seed=-1"),
+        ({"method": "sam", "log_smoothed_loss": True}, "method='sam' draws none"),
+        ({"method": "sam", "strength": -1}, "strength=-1.0"),
+        ({"method": "lpfsgd", "scale": "absolute"}, "that is method='smoothout'"),
+        ({"method": "swa", "swa_start": 1}, "swa_start=1.0: a number from 0 to below 1"),
+        ({"method": "ema", "ema_decay": float("nan")}, "ema_decay=nan"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, message):
@@ -100,3 +105,17 @@ def test_differences_name_the_settings():
 )
 def test_strengths_of_the_paper(settings, strength):
     assert resolve(**settings).strength == strength
+
+
+@pytest.mark.parametrize("preset", ["paper", "authors", "ours"])
+def test_what_makes_a_rival_is_the_same_in_every_preset(preset):
+    def of(method, **settings):
+        config = resolve(method=method, preset=preset, **settings)
+        return config.strength, config.noise, config.scale, config.strength_schedule
+
+    assert of("sam") == (0.05, "uniform", "absolute", "constant")
+    assert of("asam")[0] == 0.5
+    assert of("sam", strength=0.2)[0] == 0.2
+    assert of("swa")[0] == of("ema", strength=1)[0] == 0
+    assert of("lpfsgd") == (0.2, "gaussian", "filter", "cosine")
+    assert of("lpfsgd", strength_schedule="linear", strength=0.1) == (0.1, "gaussian", "filter", "linear")

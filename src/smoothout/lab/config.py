@@ -45,7 +45,7 @@ class Config:
     dropout: float | None = _setting(None, "Model", "dropout probability, where the model has any; 0 switches it off")
 
     method: str = _setting("smoothout", "Method", "how a step finds its gradient", METHODS)
-    strength: float = _setting(0.0375, "Method", "a, the size of the noise")
+    strength: float = _setting(0.0375, "Method", "a, the size of the noise; ρ of sam and asam")
     noise: str = _setting("uniform", "Method", "law of the raw noise", NOISES)
     noise_p: float = _setting(0.5, "Method", "probability that Bernoulli noise drops a weight")
     scale: str = _setting("absolute", "Method", "absolute θ = a·n; weight θ = a·w·n; filter is adasmoothout's",
@@ -58,6 +58,8 @@ class Config:
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
+    swa_start: float = _setting(0.75, "Method", "swa averages the ends of epochs after this fraction of training")
+    ema_decay: float = _setting(0.99, "Method", "of ema, an update")
 
     batch_size: int = _setting(128, "Batch", "images an update, of all processes together")
     ghost_batch_size: int = _setting(0, "Batch", "size of ghost batches; 0: the batch is not cut")
@@ -172,13 +174,15 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     model, method = settings["model"], settings["method"]
     from_regime = regime_of(model).settings(asked.get("epochs"))
     from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"])
-    settings = {**from_regime, **from_preset, **settings}
-    if METHODS[method].takes_noise:
-        _check_scale(method, settings.setdefault("scale", METHODS[method].scale))
+    entry = METHODS[method]
+    settings = {**from_regime, **from_preset, **entry.settings, **settings}
+    if entry.takes_noise:
+        _check_scale(method, settings.setdefault("scale", entry.scale))
         if "strength" not in settings:
             settings["strength"] = _known_strength(settings)
     else:
-        settings.update(strength=0.0, draws="one", strength_schedule="constant")
+        radius = 0.0 if entry.radius is None else settings.get("strength", entry.radius)
+        settings.update(strength=radius, draws="one", strength_schedule="constant")
     return Config(**settings)
 
 
@@ -269,6 +273,9 @@ def _check_numbers(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name}={value}: a probability between 0 and 1 is needed")
+    for name in ("swa_start", "ema_decay"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)}: a number from 0 to below 1 is needed")
     if not 0 <= config.seed < 2**63:
         raise ConfigError(f"seed={config.seed}: a whole number from 0 to 2⁶³ − 1 is needed")
 
@@ -288,6 +295,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"draws={config.draws!r}: at least 1 is needed, and with antithetic an even number")
     if config.draws == "ghost" and config.ghost_by == "layer":
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
+    if config.log_smoothed_loss and METHODS[config.method].radius is not None:
+        raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
     if not METHODS[config.method].takes_noise:
         return
     _check_scale(config.method, config.scale)

@@ -6,9 +6,9 @@ put an entry into METHODS. `--method` reads the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -160,15 +160,23 @@ class MethodEntry:
     """A method by name.
 
     Args:
+        title: in tables.
         make: from (configuration, update, updates in all of training, updates an epoch).
         takes_noise: whether the noise settings mean anything to it.
         scale: of its noise, unless another is given.
+        radius: default ρ of a method that climbs instead of drawing noise; the setting `strength` is its ρ.
+        evaluations: passes a step, for a single draw.
+        settings: what makes the method itself, over the preset's.
     """
 
+    title: str
     summary: str
     make: Callable[[Config, GhostStep, int, int], Method]
     takes_noise: bool = False
     scale: str = "absolute"
+    radius: float | None = None
+    evaluations: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int) -> SmoothOut:
@@ -210,11 +218,46 @@ def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch
     return FixedCopies(update, ensemble)
 
 
+def _sharpness_aware(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
+    from smoothout.lab.rivals import SharpnessAware  # which builds on this file
+
+    return SharpnessAware(update, config.strength, adaptive=config.method == "asam")
+
+
+def _swa(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
+    from smoothout.lab.rivals import swa
+
+    return swa(update, config.swa_start, steps, steps_per_epoch)
+
+
+def _ema(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
+    from smoothout.lab.rivals import ema
+
+    return ema(update, config.ema_decay)
+
+
 METHODS: dict[str, MethodEntry] = {
-    "plain": MethodEntry("the baseline: no noise", lambda config, update, steps, steps_per_epoch: Plain(update)),
-    "smoothout": MethodEntry("the gradient at w + θ, θ of strength a", _smoothed, takes_noise=True),
-    "adasmoothout": MethodEntry("the same, ‖θᵢ‖ = a·‖wᵢ‖ per filter", _smoothed, takes_noise=True, scale="filter"),
-    "ensemble": MethodEntry(
-        "the mean loss of as many fixed copies as there are draws", _fixed_copies, takes_noise=True
+    "plain": MethodEntry(
+        "baseline", "the baseline: no noise", lambda config, update, steps, steps_per_epoch: Plain(update)
     ),
+    "smoothout": MethodEntry("SmoothOut", "the gradient at w + θ, θ of strength a", _smoothed, takes_noise=True),
+    "adasmoothout": MethodEntry(
+        "AdaSmoothOut", "the same, ‖θᵢ‖ = a·‖wᵢ‖ per filter", _smoothed, takes_noise=True, scale="filter"
+    ),
+    "ensemble": MethodEntry(
+        "ensemble", "the mean loss of as many fixed copies as there are draws", _fixed_copies, takes_noise=True
+    ),
+    # Its authors' deviation γ·‖wᵢ‖ an element is a = γ·√k for a filter of k elements.
+    "lpfsgd": MethodEntry(
+        "LPF-SGD",
+        "Gaussian noise with ‖θᵢ‖ = a·‖wᵢ‖ per filter, a rising along half a cosine",
+        _smoothed,
+        takes_noise=True,
+        scale="filter",
+        settings={"noise": "gaussian", "strength_schedule": "cosine"},
+    ),
+    "sam": MethodEntry("SAM", "the gradient at w + ρ·g/‖g‖", _sharpness_aware, radius=0.05, evaluations=2),
+    "asam": MethodEntry("ASAM", "the gradient at w + ρ·w²g/‖w·g‖", _sharpness_aware, radius=0.5, evaluations=2),
+    "swa": MethodEntry("SWA", "plain; judged at the mean over the ends of the last epochs", _swa),
+    "ema": MethodEntry("EMA", "plain; judged at the exponential moving average over updates", _ema),
 }

@@ -35,6 +35,7 @@ def default_strength(method: str, noise: str, scale: str) -> float | None:
         ("smoothout", "gaussian", "absolute"): 0.025,
         ("adasmoothout", "uniform", "filter"): 0.15,
         ("adasmoothout", "gaussian", "filter"): 0.20,
+        ("lpfsgd", "gaussian", "filter"): 0.20,
         ("smoothout", "bernoulli", "weight"): 1.0,
         ("ensemble", "uniform", "absolute"): 0.0375,
     }

@@ -56,6 +56,11 @@ CASES = {
     "dropout": {"model": "odd_models:with_dropout", "reset_optimizer_every_epoch": True},
     "fp16": {"amp": "fp16", "ghost_batch_size": 64},
     "ghost layers": {"model": "f1", "ghost_batch_size": 32, "ghost_by": "layer", "lr_warmup": 1, "batch_size": 200},
+    "SAM, BatchNorm": {"model": "f1", "method": "sam", "optimizer": "adam", "lr": 1e-3, "clip": 1.0},
+    "ASAM, fp16, ghosts": {"method": "asam", "amp": "fp16", "ghost_batch_size": 64},
+    "SWA, BatchNorm": {"model": "f1", "method": "swa", "swa_start": 0.0},
+    "SWA, dropout": {"model": "odd_models:with_dropout", "method": "swa", "epochs": 3},
+    "EMA, ghost layers": {"model": "f1", "method": "ema", "ghost_batch_size": 32, "ghost_by": "layer"},
 }
 
 

@@ -15,6 +15,9 @@ CASES = {
     "no BatchNorm": {"model": "mlp", "method": "smoothout", "batch_size": 100, "epochs": 3, "hold_out": 400},
     "ghosts": {"model": "f1", "method": "adasmoothout", "batch_size": 256, "ghost_batch_size": 128, "epochs": 2,
                "hold_out": 157, "lr": 0.01},
+    "SAM": {"model": "mlp", "method": "sam", "batch_size": 100, "epochs": 3, "hold_out": 400},
+    "EMA": {"model": "f1", "method": "ema", "batch_size": 256, "ghost_batch_size": 128, "epochs": 2,
+            "hold_out": 157, "lr": 0.01},
 }  # fmt: skip
 
 

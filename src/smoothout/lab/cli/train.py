@@ -34,6 +34,7 @@ smoothout train --dataset cifar10 --model resnet44 --method adasmoothout \\
 smoothout train --config run.toml --lr 0.05 --out runs/other
 smoothout train --dataset cifar10 --hold-out 5000 --strength 0.05 \\
   --out runs/judged-on-held-out-images
+smoothout train --method sam --strength 0.05 --out runs/sam
 torchrun --nproc-per-node 2 -m smoothout train --dataset cifar10 \\
   --batch-size 1024 --out runs/two-processes
 """
@@ -82,6 +83,8 @@ def _introduce(config: Config, asked: dict[str, Any]) -> None:
     noise = ""
     if METHODS[config.method].takes_noise:
         noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, "
+    elif METHODS[config.method].radius is not None:
+        noise = f"ρ = {config.strength:g}, two evaluations a step, "
     elif asked.get("strength"):
         noise = "which takes no noise, "
     ghosts = f" in ghosts of {config.ghost_batch_size} by {config.ghost_by}" if config.ghost_batch_size else ""

@@ -9,8 +9,7 @@ from typing import Any
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.vocabulary import Setting
-
-METHOD_NAMES = {"plain": "baseline", "smoothout": "SmoothOut", "adasmoothout": "AdaSmoothOut"}
+from smoothout.lab.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ RESNET44 = Network("ResNet44, CIFAR-10", "resnet44", "cifar10", 128, 2048, "resn
 RESNET44_CIFAR100 = Network("ResNet44, CIFAR-100", "resnet44", "cifar100", 128, 1024, "resnet20")
 ALEXNET = Network("AlexNet, ImageNet", "alexnet", "imagenet", 256, 16384, "c1")
 RESNET18 = Network("ResNet18, ImageNet", "resnet18", "imagenet", 256, 16384, "resnet20")
+DIGITS = Network("MLP, digits", "mlp", "digits", 48, 480, "mlp", is_convolutional=False)  # not of the paper
 
 IMAGENETTE = "imagenette"
 IMAGENETTE_LARGE = 2048  # of its 2,500 training images: 16 whole ghosts of 128, and a short batch after it
@@ -83,4 +83,4 @@ def _tiny(setting: Setting, network: Network, batch_size: int, method: str, sett
 
 def label(network: Network, batch_size: int, method: str, more: str = "") -> str:
     """What a row is called."""
-    return f"{network.title}, batch {batch_size}: {METHOD_NAMES.get(method, method)}{more}"
+    return f"{network.title}, batch {batch_size}: {METHODS[method].title}{more}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Line, Measuring
+from smoothout.lab.methods import METHODS
 from smoothout.lab.train.build import ghost_batches
 
 START = 4.0  # seconds: data, model, graphs, files
@@ -73,7 +74,7 @@ class Speeds:
         speed = H200.get(config.model, UNKNOWN)
         images = _images(config)
         passes = math.ceil(images / config.batch_size) * (ghost_batches(config) if config.ghost_by == "loop" else 1)
-        evaluations = config.draws_number or 1
+        evaluations = METHODS[config.method].evaluations * (config.draws_number or 1)
         return START + config.epochs * evaluations * (passes * speed.per_pass + images * speed.per_image)
 
     def measuring(self, config: Config, wanted: Measuring | Line) -> float:

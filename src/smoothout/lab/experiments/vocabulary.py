@@ -122,6 +122,7 @@ class Experiment:
 
     Args:
         judge: from records to verdicts, where the experiment is about claims.
+        compares_costs: whether its runs were made alike enough for their evaluations and seconds to stand side by side.
     """
 
     name: str
@@ -131,3 +132,4 @@ class Experiment:
     drawings: tuple[Drawing, ...] = ()
     notes: tuple[str, ...] = ()
     judge: Callable[[Records], tuple[Verdict, ...]] | None = None
+    compares_costs: bool = False

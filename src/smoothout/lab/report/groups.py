@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from smoothout.lab.config import Config
+from smoothout.lab.methods import METHODS
 from smoothout.lab.runs import Record, Run
 
 
@@ -55,8 +56,8 @@ class Group:
 
     @property
     def method_name(self) -> str:
-        names = {"plain": "Baseline", "smoothout": "SmoothOut", "adasmoothout": "AdaSmoothOut"}
-        return names.get(self.config.method, self.config.method)
+        title = METHODS[self.config.method].title
+        return title[0].upper() + title[1:]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
@@ -68,7 +69,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     groups = [
         Group(config, tuple(sorted(members, key=lambda run: run.config.seed))) for config, members in by_config.items()
     ]
-    order = {"plain": 0, "smoothout": 1, "adasmoothout": 2}
+    order = {method: i for i, method in enumerate(METHODS)}
     return sorted(
         groups,
         key=lambda g: (
@@ -76,8 +77,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
             g.config.model,
             g.config.preset,
             g.config.batch_size,
-            order.get(g.config.method, 3),
-            g.config.method,
+            order[g.config.method],
             g.config.hash,
         ),
     )

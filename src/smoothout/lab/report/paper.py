@@ -17,7 +17,7 @@ from smoothout.lab.runs import Record
 SHARPNESS = "sharpness-train"
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
-    *("sharpness, status⁴", "paper's"),
+    *("sharpness, status⁴", "paper's", "gradient evaluations", "seconds"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
@@ -40,7 +40,10 @@ def sections(experiment: Experiment, setting: Setting, records: Records, only_me
     made = []
     figures = drawings(experiment, records)
     if rows or figures:
-        table = Table(HEADER, tuple(_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)))
+        cells = [_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)]
+        costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
+        both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
+        table = Table(HEADER, tuple(both))
         made.append(Section(heading, experiment.notes, _without_empty_columns(table) if rows else None, figures))
     if experiment.judge is not None and (rows or not only_measured):
         made.append(_verdicts(experiment, heading, records))
@@ -62,8 +65,8 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
     versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
     paper_effect = None if versus is None else _minus(row.accuracy, versus.accuracy)
     last = (_points(paper_effect), Cell("–", "faint"), Cell("–", "faint"), _paper_sharpness(row))
+    failures = [found for found in records.seeds_of(row.config) if found.failure]
     if group is None:
-        failures = [found for found in records.seeds_of(row.config) if found.failure]
         state = Cell(f"diverged ({len(failures)} runs)" if failures else "–", "bad" if failures else "faint")
         empty = Cell("–", "faint")
         return page.Row((name, Cell("0"), state, empty, paper, empty, empty, *last), starts)
@@ -71,7 +74,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
     effect = None if base is None else compare(base, group, reported)
     cells = (
         name,
-        Cell(str(len(group.records))),
+        Cell(f"{len(group.records)}, {len(failures)} more diverged" if failures else str(len(group.records))),
         Cell(percent(group.sample(lambda r: r.last.test_accuracy))),
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
@@ -83,6 +86,14 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
         last[3],
     )
     return page.Row(cells, starts)
+
+
+def _costs(group: Group | None) -> tuple[Cell, Cell]:
+    if group is None:
+        return Cell("–", "faint"), Cell("–", "faint")
+    evaluations, seconds = group.sample(lambda r: r.last.evaluations), group.sample(lambda r: r.seconds)
+    spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
+    return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
 
 
 def _without_empty_columns(table: Table) -> Table:

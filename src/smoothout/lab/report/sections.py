@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from smoothout.lab import measurements
+from smoothout.lab.methods import METHODS
 from smoothout.lab.report import figures
 from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, compare, difference
 from smoothout.lab.report.page import Cell, Figure, Row, Section, Table
@@ -93,8 +94,10 @@ def name_of(group: Group, groups: Sequence[Group]) -> str:
     config = group.config
     several = [name for name in ("dataset", "model", "preset") if len({getattr(g.config, name) for g in groups}) > 1]
     before = "".join(f"{getattr(config, name)}, " for name in several)
-    strength = f", a = {config.strength:g}" if config.strength else ""
-    return f"{before}batch {config.batch_size}: {group.method_name}{strength}"
+    symbol = "a" if METHODS[config.method].radius is None else "ρ"
+    strength = f", {symbol} = {config.strength:g}" if config.strength else ""
+    length = f", {config.epochs} epochs" if len({g.config.epochs for g in groups}) > 1 else ""
+    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}"
 
 
 def _accuracy(record: Record) -> float:
