@@ -189,29 +189,40 @@ def milliseconds(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
-def measured_table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| | parameters | on a rank | drawn | SmoothOut, ms | AdaSmoothOut, ms | memory | AdaSmoothOut reduces |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    absolute = [row for row in rows if row["kind"] == "measured" and row["scale"] == "absolute"]
-    for a in absolute:
-        same = ("setup", "parameters")
-        (f,) = (r for r in rows if r.get("scale") == "filter" and all(r[key] == a[key] for key in same))
+def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Measured rows of SmoothOut, each with AdaSmoothOut's."""
+    measured = [row for row in rows if row["kind"] == "measured"]
+    for a in measured:
+        for f in measured:
+            same = all(a[key] == f[key] for key in ("setup", "parameters"))
+            if same and (a["scale"], f["scale"]) == ("absolute", "filter"):
+                yield a, f
+
+
+def times_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| | parameters | on a rank | SmoothOut | AdaSmoothOut |", "|---|---|---|---|---|"]
+    for a, f in pairs(rows):
+        cells = [a["setup"], millions(a["parameters"]), millions(a["parameters on a rank"])]
+        for t in (a["processor ms"], f["processor ms"]):
+            cells.append(f"{t['median']:.1f} ({t['low']:.1f} to {t['high']:.1f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sizes_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| | parameters | values drawn | memory held | AdaSmoothOut reduces |", "|---|---|---|---|---|"]
+    for a, f in pairs(rows):
         reduces = f"{f['bytes reduced'] / 1e3:,.0f} kB in {f['all-reduces']}" if f["all-reduces"] else "nothing"
-        times = " | ".join(
-            f"{t['median']:.1f} ({t['low']:.1f} to {t['high']:.1f})" for t in (a["processor ms"], f["processor ms"])
-        )
         lines.append(
-            f"| {a['setup']} | {millions(a['parameters'])} | {millions(a['parameters on a rank'])} | "
-            f"{millions(a['elements drawn'])} | {times} | {a['bytes held'] / 1e6:.0f} MB | {reduces} |"
+            f"| {a['setup']} | {millions(a['parameters'])} | {millions(a['elements drawn'])} | "
+            f"{a['bytes held'] / 1e6:.0f} MB | {reduces} |"
         )
     return "\n".join(lines)
 
 
 def computed_table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| model | ranks | parameters on a rank | backup, fp32 | SmoothOut, fused | AdaSmoothOut, fused | drawn blockwise |",
+        "| model | ranks | parameters on a rank | backup | SmoothOut, fused | AdaSmoothOut, fused | drawn blockwise |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -230,7 +241,7 @@ def main() -> None:
     if args.check:
         rows = json.loads(RECORD.read_text())["rows"]
         fresh = [computed(name, ranks) for name in DECODERS for ranks in RANKS]
-        for table in (measured_table(rows), computed_table(fresh)):
+        for table in (times_table(rows), sizes_table(rows), computed_table(fresh)):
             print(f"{table}\n")
             if table not in Path(args.check).read_text(encoding="utf-8"):
                 raise SystemExit(f"{args.check} shows another table: put the one above on it")

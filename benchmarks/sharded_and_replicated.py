@@ -192,7 +192,8 @@ def main() -> None:
         mp.spawn(serve, (port, answer), nprocs=WORLD)
         rows = json.loads(answer.read_text())
     if args.out is not None:
-        finish(args, ["setup", "method"], rows, f"{STEPS} steps, fp32, two gloo processes; [verdict, largest difference]")
+        notes = f"{STEPS} steps, fp32, two gloo processes; [verdict, largest difference over the largest weight]"
+        finish(args, ["setup", "method"], rows, notes)
     table = as_markdown(rows)
     print(table)
     if args.check is not None and table not in args.check.read_text(encoding="utf-8"):
