@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,64 +51,74 @@ def build(setup: str, parameters: int) -> nn.Module:
     return fully_shard(model) if setup.startswith("FSDP2") else model
 
 
-def measure(setup: str, parameters: int, scale: str, rounds: int) -> dict[str, Any]:
-    """One rank's draw and restore."""
+SETUPS = ["one process", "DDP", "FSDP2", "FSDP2, filters span"]
+
+
+def measure(parameters: int, scale: str, rounds: int) -> list[dict[str, Any]]:
+    """Draw and restore on this rank, one of each setup per round: a slow moment of the machine hits all alike."""
     torch.manual_seed(0)
-    smooth = SmoothOut(build(setup, parameters), scale=scale)
-    p = smooth._perturbation
-    reduced: list[int] = []
+    drawing = {setup: SmoothOut(build(setup, parameters), scale=scale)._perturbation for setup in SETUPS}
+    times: dict[str, dict[str, list[float]]] = {setup: {"wall": [], "processor": []} for setup in SETUPS}
+    reduced: dict[str, list[int]] = {}
+    for turn in range(rounds + 1):
+        for setup, p in drawing.items():
+            dist.barrier()
+            if setup == "one process" and dist.get_rank() != 0:
+                continue  # it waits at the next barrier: rank 0 works alone
+            with counting_reduced_bytes() as reduced[setup]:
+                wall, processor = time.perf_counter(), time.process_time()
+                p.apply(0.01, turn)
+                p.restore()
+                if turn:  # the first one warms up
+                    times[setup]["processor"].append(1e3 * (time.process_time() - processor))
+                    times[setup]["wall"].append(1e3 * (time.perf_counter() - wall))
+    if dist.get_rank() != 0:
+        return []
+    alone = times["one process"]["processor"]
+    return [
+        {
+            "kind": "measured",
+            "setup": setup,
+            "scale": scale,
+            "parameters": parameters,
+            "parameters on a rank": sum(w.numel() for w in p._weights),
+            "elements drawn": sum(block.elements for block in p._blocks),
+            "processor ms": summary(times[setup]["processor"]),
+            "over one process": summary(t / one for t, one in zip(times[setup]["processor"], alone, strict=True)),
+            "wall ms": summary(times[setup]["wall"]),
+            "bytes held": sum(t.nbytes for t in [*p._backups, *p._scratch.values()]),
+            "all-reduces": len(reduced[setup]),
+            "bytes reduced": sum(reduced[setup]),
+        }
+        for setup, p in drawing.items()
+    ]
+
+
+@contextmanager
+def counting_reduced_bytes() -> Iterator[list[int]]:
+    sizes: list[int] = []
     all_reduce = dist.all_reduce
 
     def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        reduced.append(tensor.numel() * tensor.element_size())
+        sizes.append(tensor.numel() * tensor.element_size())
         return all_reduce(tensor, *args, **kwargs)
 
     dist.all_reduce = counted
-    walls, processor = [], []
     try:
-        for turn in range(rounds + 1):
-            reduced.clear()
-            if dist.is_initialized():
-                dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            p.apply(0.01, turn)
-            p.restore()
-            if turn:  # the first one warms up
-                walls.append(1e3 * (time.perf_counter() - wall))
-                processor.append(1e3 * (time.process_time() - cpu))
+        yield sizes
     finally:
         dist.all_reduce = all_reduce
-    held = sum(t.nbytes for t in [*p._backups, *p._scratch.values()])
-    return {
-        "kind": "measured",
-        "setup": setup,
-        "scale": scale,
-        "parameters": parameters,
-        "parameters on a rank": sum(w.numel() for w in p._weights),
-        "elements drawn": sum(block.elements for block in p._blocks),
-        "processor ms": summary(processor),
-        "wall ms": summary(walls),
-        "bytes held": held,
-        "all-reduces": len(reduced),
-        "bytes reduced": sum(reduced),
-    }
-
-
-def all_of(setups: list[str], largest: int, rounds: int) -> list[dict[str, Any]]:
-    rows = []
-    for setup in setups:
-        for scale in ("absolute", "filter"):
-            for power in range(6, largest + 1):
-                rows.append(measure(setup, 10**power, scale, rounds))
-                gc.collect()
-    return rows
 
 
 def serve(rank: int, port: int, largest: int, rounds: int, answer: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    rows = all_of(["DDP", "FSDP2", "FSDP2, filters span"], largest, rounds)
+    rows = []
+    for scale in ("absolute", "filter"):
+        for power in range(6, largest + 1):
+            rows += measure(10**power, scale, rounds)
+            gc.collect()
     if rank == 0:
         answer.write_text(json.dumps(rows))
     dist.barrier()
@@ -200,21 +211,25 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def times_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| | parameters | on a rank | SmoothOut | AdaSmoothOut |", "|---|---|---|---|---|"]
+    lines = ["| | parameters | SmoothOut | ÷ one process | AdaSmoothOut | ÷ one process |", "|---|---|---|---|---|---|"]
     for a, f in pairs(rows):
-        cells = [a["setup"], millions(a["parameters"]), millions(a["parameters on a rank"])]
-        for t in (a["processor ms"], f["processor ms"]):
-            cells.append(f"{t['median']:.1f} ({t['low']:.1f} to {t['high']:.1f})")
+        cells = [a["setup"], millions(a["parameters"])]
+        for row in (a, f):
+            ms, ratio = row["processor ms"], row["over one process"]
+            cells.append(f"{ms['median']:.1f} ({ms['low']:.1f} to {ms['high']:.1f})")
+            alone = row["setup"] == "one process"
+            cells.append("" if alone else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def sizes_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| | parameters | values drawn | memory held | AdaSmoothOut reduces |", "|---|---|---|---|---|"]
+    lines = ["| | parameters | on a rank | drawn | memory held | AdaSmoothOut reduces |", "|---|---|---|---|---|---|"]
     for a, f in pairs(rows):
         reduces = f"{f['bytes reduced'] / 1e3:,.0f} kB in {f['all-reduces']}" if f["all-reduces"] else "nothing"
         lines.append(
-            f"| {a['setup']} | {millions(a['parameters'])} | {millions(a['elements drawn'])} | "
+            f"| {a['setup']} | {millions(a['parameters'])} | {millions(a['parameters on a rank'])} | "
+            f"{millions(a['elements drawn'])} | "
             f"{a['bytes held'] / 1e6:.0f} MB | {reduces} |"
         )
     return "\n".join(lines)
@@ -237,7 +252,7 @@ def computed_table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=9, largest=8, check="")
+    args = arguments(__doc__, rounds=15, largest=8, check="")
     if args.check:
         rows = json.loads(RECORD.read_text())["rows"]
         fresh = [computed(name, ranks) for name in DECODERS for ranks in RANKS]
@@ -247,10 +262,18 @@ def main() -> None:
                 raise SystemExit(f"{args.check} shows another table: put the one above on it")
         return
     torch.set_num_threads(1)
-    rows = all_of(["one process"], args.largest, args.rounds) + in_two_processes(args.largest, args.rounds)
+    rows = in_two_processes(args.largest, args.rounds)
     rows += [computed(name, ranks) for name in DECODERS for ranks in RANKS]
-    columns = ["setup", "scale", "parameters", "parameters on a rank", "elements drawn", "processor ms", "wall ms"]
-    notes = "rank 0 of gloo processes on one machine; rows of kind 'computed' are arithmetic, see scale.py"
+    columns = [
+        "setup",
+        "scale",
+        "parameters",
+        "parameters on a rank",
+        "elements drawn",
+        "processor ms",
+        "over one process",
+    ]
+    notes = "rank 0 of two gloo processes, setups in turns; rows of kind 'computed' are arithmetic, see scale.py"
     finish(args, columns, rows, notes)
 
 
