@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from pages import PAGES, ROOT, Reader, blocks, run_page
+from documentation import PAGES, ROOT, Reader, blocks, run_page
 
 # One server imports what most pages need and forks a fresh process for each.
 SERVER = multiprocessing.get_context("forkserver")
@@ -47,10 +47,10 @@ def test_a_block_that_is_wrong_fails(tmp_path, monkeypatch, text, what):
     page.write_text(text)
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pages.ROOT", ROOT)
+    monkeypatch.setattr("documentation.ROOT", ROOT)
     reader = Reader(page, tmp_path / "folder")
     reader.page = ROOT / page.name  # for its name in messages
-    monkeypatch.setattr("pages.blocks", lambda _: blocks(page))
+    monkeypatch.setattr("documentation.blocks", lambda _: blocks(page))
     with pytest.raises(AssertionError) as error:
         reader.run()
     assert what in f"{type(error.value.__cause__).__name__} {error.value.__cause__}"
