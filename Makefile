@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types layers unit format soak clean
+.PHONY: help venv demo test lint types layers unit docs format soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/[$$][$$]/$$/' | expand -t 10
@@ -38,6 +38,9 @@ layers: $(READY)  ## lab uses measure uses the method, never the other way
 
 unit: $(READY)  ## the tests alone (real-data tests run where $$SMOOTHOUT_DATA says where the data are)
 	$(BIN)/python -m pytest -m "not soak and not gpu" -n 2 --dist loadfile
+
+docs: $(READY)  ## the documentation as a site, in site/; the tests run its code blocks
+	$(BIN)/mkdocs build --strict
 
 soak: $(READY)  ## the long campaigns; the log of the last run is kept under results/soak/
 	mkdir -p results/soak

@@ -1,5 +1,7 @@
 """Two real processes (gloo), beyond DDP: FSDP2 with mixed precision, hybrid sharding, distributed checkpoints."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothout import AdaSmoothOut, SmoothOut
@@ -283,3 +286,29 @@ def no_sync_draws(rank, draw):
 @pytest.mark.parametrize("draw", ["step", "forward"])
 def test_ddp_no_sync_keeps_ranks_equal_whether_theta_is_shared_or_new(in_two_processes, draw):
     in_two_processes(no_sync_draws, draw)
+
+
+# ---- communication ---------------------------------------------------------------------------------------------------
+
+
+def fsdp2_communicates_no_more_than_without_noise(rank):
+    """docs/scale.md says so. Filters of these layers lie on one rank."""
+    counts = {}
+    for how in ("plain", "perturbed", "attached"):
+        model = sharded(network())
+        optimizer, smooth = sgd(model), AdaSmoothOut(model, 0.2)
+        if how == "attached":
+            smooth.attach(optimizer)
+        for batch in batches(2):  # in the first step FSDP2 sets itself up
+            with CommDebugMode() as calls, smooth.perturbed() if how == "perturbed" else nullcontext():
+                loss_of(model, part_of(batch, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        counts[how] = dict(calls.get_comm_counts())
+    assert counts["plain"]
+    assert counts["perturbed"] == counts["plain"]
+    assert counts["attached"] == counts["plain"]
+
+
+def test_fsdp2_communicates_no_more_than_without_noise(in_two_processes):
+    in_two_processes(fsdp2_communicates_no_more_than_without_noise)
