@@ -17,21 +17,49 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from smoothout import filters, kernels, noise
+from smoothout import filters, kernels, noise, philox
 from smoothout.filters import FilterLayout
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _BITS = {torch.float32: tl.int32, torch.bfloat16: tl.int16, torch.float16: tl.int16}
 _LAWS: dict[type, tl.constexpr] = {
-    noise.Uniform: kernels.UNIFORM,
-    noise.Gaussian: kernels.GAUSSIAN,
-    noise.Rademacher: kernels.RADEMACHER,
+    noise.Uniform: philox.UNIFORM,
+    noise.Gaussian: philox.GAUSSIAN,
+    noise.Rademacher: philox.RADEMACHER,
 }
 _SCALES: dict[type, tl.constexpr] = {
     filters.Absolute: kernels.ABSOLUTE,
     filters.Weight: kernels.WEIGHT,
     filters.Filter: kernels.FILTER,
 }
+
+
+_CACHE = {"plain": kernels.PLAIN, "evict first": kernels.EVICT_FIRST, "streaming": kernels.STREAMING}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernels are launched: speed alone depends on it (`benchmarks/tune_kernels.py`), not the raw noise.
+
+    Args:
+        tile: elements that a program does, a power of two from 1024 on.
+        warps: of a program.
+        cache: what the backups do there: "plain", "evict first" or "streaming".
+        hold: filters that fit into a tile are kept in registers, instead of read and drawn twice.
+        registers: of a thread, at most: fewer let more programs run at once.
+    """
+
+    tile: int = 2048
+    warps: int = 4
+    cache: str = "plain"
+    hold: bool = False
+    registers: int | None = None
+
+
+# Ways that all small models compile alike, so that they share a kernel.
+_ELEMENT_WAYS = kernels.VECTOR.value | kernels.ANY.value
+_FILTER_WAYS = _ELEMENT_WAYS | kernels.ANY_32.value | kernels.TWICE_32.value | kernels.TWICE_128.value
+_SMALL_MODEL = 2**20  # elements; a larger one is worth a kernel that has what it needs and no more
 
 
 @dataclass(frozen=True)
@@ -49,6 +77,11 @@ class Part:
     def row_size(self) -> int:
         return math.prod(self.weights.shape[1:])
 
+    @property
+    def first(self) -> int:
+        """Index of the first element here in the whole parameter."""
+        return self.first_row * self.row_size
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -61,20 +94,22 @@ class _Group:
     items: Tensor
     restore_items: Tensor
     has_clean: bool
+    ways: int  # a bit for each that the items take
 
 
 def can_fuse(parts: Sequence[Part], law: noise.Noise) -> bool:
     """Whether the kernels can draw this noise for these tensors; where not, foreach does.
 
     Not: double precision, more than four dimensions that do not merge, a stride of 0, 2³¹ elements or more (2³⁴ if
-    all is in order), more than one device.
+    all is in order, and a row has less than 2³¹), more than one device.
     """
     if type(law) not in _LAWS or len({part.weights.device for part in parts}) != 1:
         return False
     return all(
         part.weights.dtype in _DTYPES
         and _merged_dimensions(part.weights) is not None
-        and part.first_row * part.row_size + part.weights.numel() < (2**34 if _in_order(part) else 2**31 - 2**16)
+        and part.row_size < 2**31 - 2**16
+        and part.first + part.weights.numel() < (2**34 if _in_order(part) else 2**31 - 2**16)
         for part in parts
     )
 
@@ -84,25 +119,12 @@ def fuse(parts: Sequence[Part], law: noise.Noise, scale: filters.Scale) -> Fused
     if not can_fuse(parts, law):
         return None
     try:
-        for dtype in {part.weights.dtype for part in parts}:
-            _rehearse([part for part in parts if part.weights.dtype == dtype], law, scale)
+        fused = Fused(parts, law, scale)
+        fused.rehearse(law, scale)
     except Exception as error:
         warnings.warn(f"Triton does not work here, so noise takes more and smaller kernels: {error!r}", stacklevel=2)
         return None
-    return Fused(parts, law, scale)
-
-
-def _rehearse(parts: Sequence[Part], law: noise.Noise, scale: filters.Scale) -> None:
-    """Compile the kernels of these parts and try them on a few weights: a machine may lack what Triton needs."""
-    clean_row = 0 if any(part.layout.clean_row is not None for part in parts) else None
-    weights = torch.ones(2, 4, dtype=parts[0].weights.dtype, device=parts[0].weights.device)
-    trial = Fused([Part(weights, torch.zeros_like(weights), FilterLayout(0, 1, clean_row), 0, 0, 0)], law, scale)
-    trial.set_position(0, 0, 0.5)
-    trial.apply()
-    noisy = weights.clone()
-    trial.restore()
-    if not (weights == 1.0).all() or (noisy[1] == 1.0).all():
-        raise RuntimeError(f"a draw gave {noisy.tolist()}, a restore {weights.tolist()}")
+    return fused
 
 
 class Fused:
@@ -111,19 +133,37 @@ class Fused:
     Args:
         parts: what takes noise.
         law, scale: raw noise and how it is scaled.
-        tile: elements that a program holds in registers; it does not change the noise.
+        launch: speed.
     """
 
-    def __init__(self, parts: Sequence[Part], law: noise.Noise, scale: filters.Scale, tile: int = 4096) -> None:
-        self._parts, self._tile = list(parts), tile
+    def __init__(
+        self, parts: Sequence[Part], law: noise.Noise, scale: filters.Scale, launch: Launch | None = None, ways: int = 0
+    ) -> None:
+        self._parts = list(parts)
+        self._launch_options = launch = Launch() if launch is None else launch
+        self._tile = launch.tile
         self._device = parts[0].weights.device
         self._law, self._scale = _LAWS[type(law)], _SCALES[type(scale)]
         self._epsilon = scale.epsilon if isinstance(scale, filters.Filter) else 0.0
         dtypes = dict.fromkeys(part.weights.dtype for part in parts)
-        self._groups = [self._group(dtype, isinstance(scale, filters.Filter)) for dtype in dtypes]
+        self._groups = [self._group(dtype, isinstance(scale, filters.Filter), ways) for dtype in dtypes]
         self._state = torch.zeros(kernels.BACKED_UP.value + len(self._groups), dtype=torch.int64, device=self._device)
         self._destinations: dict[tuple[int, ...], list[Tensor]] = {}
         self._captured_step: int | None = None
+
+    def rehearse(self, law: noise.Noise, scale: filters.Scale) -> None:
+        """Compile the kernels and try them on a few weights: a machine may lack what Triton needs."""
+        for group in self._groups:
+            weights = torch.ones(2, 4, dtype=group.dtype, device=self._device)
+            layout = FilterLayout(0, 1, 0 if group.has_clean else None)
+            part = Part(weights, torch.zeros_like(weights), layout, 0, 0, 0)
+            trial = Fused([part], law, scale, self._launch_options, group.ways)
+            trial.set_position(0, 0, 0.5)
+            trial.apply()
+            noisy = weights.clone()
+            trial.restore()
+            if not (weights == 1.0).all() or (noisy[1] == 1.0).all():
+                raise RuntimeError(f"a draw gave {noisy.tolist()}, a restore {weights.tolist()}")
 
     # ---- position ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +258,7 @@ class Fused:
                 SCALE=self._scale.value,
                 OUTPUT=output.value,
                 HAS_CLEAN=group.has_clean,
+                WAYS=group.ways,
                 enable_fp_fusion=False,  # w + a·n rounds a·n first, as `noise` and foreach do
             )
 
@@ -225,7 +266,14 @@ class Fused:
         programs = len(operands[0])
         if programs:
             with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-                kernel[(programs,)](*operands, TILE=self._tile, num_warps=8, **constants)
+                kernel[(programs,)](
+                    *operands,
+                    TILE=self._tile,
+                    CACHE=_CACHE[self._launch_options.cache].value,
+                    num_warps=self._launch_options.warps,
+                    maxnreg=self._launch_options.registers,
+                    **constants,
+                )
 
     def _addresses(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Per group, the addresses of tensors that stand beside the parts."""
@@ -236,7 +284,7 @@ class Fused:
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
-    def _group(self, dtype: torch.dtype, by_filter: bool) -> _Group:
+    def _group(self, dtype: torch.dtype, by_filter: bool, more_ways: int) -> _Group:
         numbers = [i for i, part in enumerate(self._parts) if part.weights.dtype == dtype]
         parts = [self._parts[i] for i in numbers]
         rows, items, restore_items = [], [], []
@@ -248,35 +296,41 @@ class Fused:
                     self._filter_items(i, part, rows[-1][kernels.FILTERS.value], rows[-1][kernels.FILTER_SIZE.value])
                 )
             else:
-                items.append(self._element_items(i, part.weights.numel(), _in_order(part)))
-            restore_items.append(self._element_items(i, part.weights.numel(), _dense(part)))
+                tile = self._tile // 4 if by_filter else self._tile
+                items.append(self._element_items(i, part, tile, _in_order(part)))
+            restore_items.append(self._element_items(i, part, self._tile, _dense(part)))
+        all_items = np.concatenate(items)
+        ways = more_ways | int(np.bitwise_or.reduce(all_items[:, 2]))
+        if sum(part.weights.numel() for part in parts) < _SMALL_MODEL:
+            ways |= _FILTER_WAYS if by_filter else _ELEMENT_WAYS
         return _Group(
             dtype,
             numbers,
             table=_on(self._device, np.array(rows, dtype=np.int64)),
             backups=_on(self._device, np.array([part.backup.data_ptr() for part in parts], dtype=np.int64)),
-            items=_on(self._device, np.concatenate(items)),
+            items=_on(self._device, all_items),
             restore_items=_on(self._device, np.concatenate(restore_items)),
             has_clean=any(part.layout.clean_row is not None for part in parts),
+            ways=ways,
         )
 
-    def _element_items(self, number: int, elements: int, vector: bool) -> np.ndarray:
-        return _items(number, elements, *(self._tile, kernels.VECTOR) if vector else (self._tile // 4, kernels.ANY))
+    def _element_items(self, number: int, part: Part, tile: int, vector: bool) -> np.ndarray:
+        elements = part.weights.numel()
+        return _items(number, elements, *(tile, kernels.VECTOR) if vector else (self._tile // 8, kernels.ANY))
 
     def _filter_items(self, number: int, part: Part, filters: int, size: int) -> np.ndarray:
+        tile = self._tile
         if part.layout.axis == 0 and _in_order(part) and size % 4 == 0:
-            for way, width in (
-                (kernels.VECTOR_64, 64),
-                (kernels.VECTOR_256, 256),
-                (kernels.VECTOR_1024, 1024),
-                (kernels.VECTOR_TILE, self._tile),
-            ):
-                if size <= width:
-                    return _items(number, filters, self._tile // width, way)
-            return _items(number, filters, 1, kernels.VECTOR_LARGE)
+            if self._launch_options.hold and tile // 4 < size <= tile:
+                return _items(number, filters, 1, kernels.HELD)
+            if size < 128:
+                return _items(number, filters, tile // 128, kernels.TWICE_32)
+            if size < 1024:
+                return _items(number, filters, tile // 512, kernels.TWICE_128)
+            return _items(number, filters, 1, kernels.TWICE_LARGE)
         # Neighbours along axis 1 belong to different filters: many of these at once use whole cache lines.
         many = size <= 128 or part.layout.axis == 1
-        return _items(number, filters, *(self._tile // 128, kernels.ANY_32) if many else (4, kernels.ANY_LARGE))
+        return _items(number, filters, *(tile // 256, kernels.ANY_32) if many else (1, kernels.ANY_LARGE))
 
 
 def _describe(part: Part, whole_filters: bool) -> list[int]:
@@ -290,14 +344,15 @@ def _describe(part: Part, whole_filters: bool) -> list[int]:
         outputs, inner, rows_in_group = shape[1], math.prod(shape[2:]), shape[0] // part.layout.groups
         geometry = [outputs * part.layout.groups, rows_in_group * inner, max(outputs, 1)]
         geometry += [rows_in_group * outputs * inner, inner, max(inner, 1), outputs * inner]
-    first = part.first_row * row_size
+    first = part.first
     clean = 0 if part.layout.clean_row is None else part.layout.clean_row * row_size - first
     clean_size = 0 if part.layout.clean_row is None else row_size
     dimensions = _merged_dimensions(part.weights) or []
     sizes, strides = zip(*[(1, 0)] * (4 - len(dimensions)), *dimensions)
     address = part.weights.data_ptr()
     return [
-        address, part.number, part.replica, first, clean, clean + clean_size, elements, *geometry, *sizes[1:], *strides
+        address, part.number, part.replica, first, clean, clean + clean_size, elements, *geometry, *sizes[1:], *strides,
+        int(_rows_without_gaps(part.weights)),
     ]  # fmt: skip
 
 
@@ -322,24 +377,37 @@ def _merged_dimensions(tensor: Tensor) -> list[tuple[int, int]] | None:
     return merged if len(merged) <= 4 and all(stride > 0 or size == 0 for size, stride in merged) else None
 
 
+def _without_gaps(dimensions: Sequence[tuple[int, int]]) -> bool:
+    """Whether (size, stride) in some order fill a stretch of memory."""
+    extent = 1
+    for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: d[1]):
+        if stride != extent:
+            return False
+        extent *= size
+    return True
+
+
+def _rows_without_gaps(tensor: Tensor) -> bool:
+    """Rows one after another, each without gaps in whatever order: contiguous, or channels-last of some kind."""
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        return True
+    row_size = tensor.numel() // tensor.shape[0]
+    in_rows = _without_gaps(list(zip(tensor.shape[1:], tensor.stride()[1:])))
+    return in_rows and (tensor.shape[0] == 1 or tensor.stride(0) == row_size)
+
+
 def _aligned(part: Part) -> bool:
     return part.weights.data_ptr() % 16 == 0 and part.backup.data_ptr() % 16 == 0 and part.weights.numel() % 4 == 0
 
 
 def _in_order(part: Part) -> bool:
-    """Memory order is index order, and cut at multiples of four."""
-    return _aligned(part) and part.weights.is_contiguous() and part.first_row * part.row_size % 4 == 0
+    """The noise's index counts as memory does, and is cut at multiples of four."""
+    return _aligned(part) and _rows_without_gaps(part.weights) and part.first % 4 == 0
 
 
 def _dense(part: Part) -> bool:
     """Without gaps, in whatever order: good enough to copy."""
-    by_stride = sorted(_merged_dimensions(part.weights) or [], key=lambda dimension: dimension[1])
-    extent = 1
-    for size, stride in by_stride:
-        if stride != extent:
-            return False
-        extent *= size
-    return _aligned(part)
+    return _aligned(part) and _without_gaps(list(zip(part.weights.shape, part.weights.stride())))
 
 
 def _pinned(values: np.ndarray, device: torch.device) -> Tensor:

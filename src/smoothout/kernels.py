@@ -3,14 +3,16 @@
 This is the device's side, `fused` is the host's.
 
 Raw noise comes from Philox inside the kernel and is never stored. The value of an element depends on (seed, step, draw,
-replica, parameter, index of the element in C order) and on nothing else: not on the launch, the memory format or the
-sharding. Philox itself makes a key of the first four; its counter holds the parameter and a quarter of the index, since
-one call gives the words of four elements.
+replica, parameter, index) and on nothing else, not on the launch or the sharding. The index counts rows (dimension 0),
+and within a row elements as they lie in memory, if they lie there without gaps. So it depends on the memory format: a
+channels-last weight has the noise of a contiguous one in another order. With gaps it is C order. Philox itself makes a
+key of the first four; the counter holds the parameter and a quarter of the index, since a call gives four words (see
+`philox`).
 
 A table in device memory says where every tensor lies and how it divides into filters; a list of items, one for each
-program, says which part of which tensor to do. There are two ways to do a part. "Vector": memory order is index order
-and all boundaries are multiples of four, so a Philox call serves four neighbours and accesses are 16 bytes wide. "Any":
-one Philox call an element and an offset computed from strides, for everything else.
+program, says which part of which tensor to do. There are two kinds of ways to do it. "Vector": memory order is index
+order and all boundaries are multiples of four, so a Philox call serves four neighbours and accesses are 16 bytes wide.
+"Any": one Philox call an element and an offset computed from strides, for everything else.
 
 Seed, step and strength are read from device memory. So a captured CUDA graph draws anew at every replay, and nothing
 here waits for the device.
@@ -22,6 +24,7 @@ import triton
 import triton.language as tl
 
 from smoothout import filters
+from smoothout.philox import noise_of_elements, noise_of_quads
 
 # Columns of the table of tensors. Geometry: element (i, j) of filter (g, f) has the index
 # g·GROUP_STRIDE + f·FILTER_STRIDE + i·OUTER_STRIDE + j, with j < INNER, f < FILTERS_IN_GROUP.
@@ -41,25 +44,24 @@ INNER = tl.constexpr(12)
 OUTER_STRIDE = tl.constexpr(13)
 SIZES = tl.constexpr(14)  # of the last three of four dimensions
 STRIDES = tl.constexpr(17)  # of all four, in memory
-COLUMNS_OF_TABLE = tl.constexpr(21)
+IN_MEMORY_ORDER = tl.constexpr(21)  # within a row the noise's index counts as memory does
+COLUMNS_OF_TABLE = tl.constexpr(22)
 
 # Cells of the state. BACKED_UP has one for each dtype: a restore before its draw was launched must write nothing.
 SEED, STEP, STRENGTH, BACKED_UP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
-UNIFORM, GAUSSIAN, RADEMACHER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 ABSOLUTE, WEIGHT, FILTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # What a launch writes: weights and backups; weights alone; w + θ elsewhere; θ alone elsewhere, in fp32.
 APPLY, ADD, INTO, NOISE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 SMALLEST_NORM = tl.constexpr(filters.SMALLEST_NORM)
 
-# Ways to do an item. The first two go element by element, the others filter by filter, so many elements at a time.
-# "Any" tiles are a quarter as large: they take more registers.
-VECTOR, VECTOR_64, VECTOR_256, VECTOR_1024 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-VECTOR_TILE, VECTOR_LARGE = tl.constexpr(4), tl.constexpr(5)
-ANY, ANY_32, ANY_LARGE = tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
-
-
-# ---- noise -----------------------------------------------------------------------------------------------------------
+# Ways to do an item, as bits. Element by element, or filter by filter: gone through twice, so many elements at a time,
+# or a whole filter held in registers. "Any" tiles are smaller: they take more registers.
+VECTOR, ANY, ANY_32, ANY_LARGE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(8)
+TWICE_32, TWICE_128, TWICE_LARGE, HELD = tl.constexpr(16), tl.constexpr(32), tl.constexpr(64), tl.constexpr(128)
+CHUNKS = tl.constexpr(4)  # of a tile: those beyond the end of a short tensor or filter cost nothing
+# What backups do in the caches: as any other access; not to push the weights out; not to stay.
+PLAIN, EVICT_FIRST, STREAMING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -73,57 +75,173 @@ def _stream(state, tensor, draw):
     return key, tl.load(tensor + PARAMETER).to(tl.uint32), salt, pepper
 
 
-@triton.jit
-def _from_word(word, LAW: tl.constexpr):
-    if LAW == RADEMACHER:
-        return tl.where((word >> 31) == 0, 1.0, -1.0)
-    # U(−1, 1): the odd multiples of 2⁻²³, which fp32 holds exactly; symmetric, and never 0.
-    return (((word >> 8) | 1).to(tl.int32) - 8388608).to(tl.float32) * (1.0 / 8388608.0)
+# ---- vector ways -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _from_two_words(word, other):
-    """Two independent normal values, by Box and Muller.
-
-    The angle is quarter turns from two bits and the rest, |x| ≤ π/4, from thirty: there short polynomials give sine
-    and cosine to fp32's precision, without the slow path for large arguments that library functions carry.
-    """
-    u = (word.to(tl.float32) + 1.0) * (1.0 / 4294967296.0)
-    radius = tl.sqrt(tl.maximum(-2.0 * tl.log(u), 0.0))
-    x = ((other >> 2).to(tl.int32) - 536870912).to(tl.float32) * (1.5707963267948966 / 1073741824.0)
-    y = x * x
-    sine = x * (1.0 + y * (-1.6666667e-1 + y * (8.3333310e-3 + y * (-1.9840874e-4 + y * 2.7525562e-6))))
-    cosine = 1.0 + y * (-0.5 + y * (4.1666638e-2 + y * (-1.3888378e-3 + y * 2.4760495e-5)))
-    swap, negate = (other & 1) != 0, (other & 2) != 0
-    first, second = tl.where(swap, -sine, cosine) * radius, tl.where(swap, cosine, sine) * radius
-    return tl.where(negate, -first, first), tl.where(negate, -second, second)
+def _span(tensor, stream, base, rows, size):
+    """Rows × size neighbours in memory from element `base` on. What is inside counts from there, in 32 bits."""
+    first_quad = ((tl.load(tensor + FIRST) + base) >> 2).to(tl.uint32)
+    return stream, first_quad, rows.to(tl.int32), tl.multiple_of(size.to(tl.int32), 4)
 
 
 @triton.jit
-def _noise_of_quads(stream, quad, LAW: tl.constexpr):
-    """Raw noise of four neighbours for every index/4: a tile four times as wide."""
-    a, b, c, d = tl.philox(stream[0], quad, stream[1], stream[2], stream[3])
-    if LAW == GAUSSIAN:
-        n0, n1 = _from_two_words(a, b)
-        n2, n3 = _from_two_words(c, d)
+def _chunk(span, column, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns of a span: offsets, and which of them exist."""
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    # Masked by fours, so that the compiler sees that it may read and write four at once.
+    inside = (rows < span[2]) & (column + columns // 4 * 4 < span[3])
+    return rows * span[3] + (column + columns), inside
+
+
+@triton.jit
+def _noise_of_chunk(span, column, LAW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    quads = tl.arange(0, ROWS)[:, None] * (span[3] >> 2) + ((column >> 2) + tl.arange(0, WIDTH // 4)[None, :])
+    return noise_of_quads(span[0], span[1] + quads.to(tl.uint32), LAW)
+
+
+@triton.jit
+def _write(weights, other, offset, inside, w, theta, OUTPUT, CACHE):
+    if OUTPUT == NOISE:
+        tl.store(other + offset, theta, inside)
     else:
-        n0, n1, n2, n3 = _from_word(a, LAW), _from_word(b, LAW), _from_word(c, LAW), _from_word(d, LAW)
-    return tl.reshape(tl.join(tl.join(n0, n2), tl.join(n1, n3)), (quad.shape[0], 4 * quad.shape[1]))
+        moved = w.to(tl.float32) + theta  # in fp32, rounded once
+        if OUTPUT == INTO:
+            tl.store(other + offset, moved.to(other.dtype.element_ty), inside)
+        else:
+            if OUTPUT == APPLY:
+                if CACHE == STREAMING:
+                    tl.store(other + offset, w, inside, cache_modifier=".cs")
+                elif CACHE == EVICT_FIRST:
+                    tl.store(other + offset, w, inside, eviction_policy="evict_first")
+                else:
+                    tl.store(other + offset, w, inside)
+            tl.store(weights + offset, moved.to(w.dtype), inside)
 
 
 @triton.jit
-def _noise_of_elements(stream, index, LAW: tl.constexpr):
-    """The same values, for elements in any order."""
-    a, b, c, d = tl.philox(stream[0], (index >> 2).to(tl.uint32), stream[1], stream[2], stream[3])
-    lane = (index & 3).to(tl.int32)
-    even, odd = tl.where(lane < 2, a, c), tl.where(lane < 2, b, d)
-    if LAW == GAUSSIAN:
-        n0, n1 = _from_two_words(even, odd)
-        return tl.where(lane % 2 == 0, n0, n1)
-    return _from_word(tl.where(lane % 2 == 0, even, odd), LAW)
+def _factor(norm_w, norm_n, scaling):
+    """a·‖w‖/‖n‖, from (a, epsilon)."""
+    return tl.div_rn(norm_w * scaling[0], tl.maximum(norm_n + scaling[1], SMALLEST_NORM))
 
 
-# ---- tiles -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def _scaled(n, w, scaling, SCALE):
+    """θ where it needs no more of the weights than its own element."""
+    if SCALE == ABSOLUTE:
+        return n * scaling[0]
+    if SCALE == WEIGHT:
+        return n * w.to(tl.float32) * scaling[0]
+    return n * _factor(tl.abs(w.to(tl.float32)), tl.abs(n), scaling)  # every element is a filter of its own
+
+
+@triton.jit
+def _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    tensor, weights, other, stream, tile, scaling = job
+    base = tl.multiple_of(tile * (COUNT * WIDTH), 4)
+    left = tl.minimum(tl.load(tensor + ELEMENTS) - base, COUNT * WIDTH)
+    span = _span(tensor, stream, base, left * 0 + 1, left)
+    weights, other = weights + base, other + base
+    held = ()
+    for c in tl.static_range(COUNT):  # all reads first: they wait for memory together
+        offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
+        held = held + (tl.load(weights + offset, inside),)  # noqa: RUF005 (Triton knows no other way)
+    for c in tl.static_range(COUNT):
+        if c * WIDTH < left:
+            offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
+            theta = _scaled(_noise_of_chunk(span, c * WIDTH, LAW, 1, WIDTH), held[c], scaling, SCALE)
+            if HAS_CLEAN:
+                theta = tl.where(_is_clean(tensor, base + offset), 0.0, theta)
+            _write(weights, other, offset, inside, held[c], theta, OUTPUT, CACHE)
+
+
+@triton.jit
+def _is_clean(tensor, index):
+    return (index >= tl.load(tensor + CLEAN_FROM)) & (index < tl.load(tensor + CLEAN_TO))
+
+
+@triton.jit
+def _filters(job, ROWS: tl.constexpr):
+    """The next ROWS filters: their span, and pointers to its start."""
+    tensor, weights, other, stream, tile, _ = job
+    size = tl.multiple_of(tl.load(tensor + FILTER_SIZE), 4)
+    base = tl.multiple_of(tile * ROWS * size, 4)
+    rows = tl.minimum(tl.load(tensor + FILTERS) - tile * ROWS, ROWS)
+    return _span(tensor, stream, base, rows, size), weights + base, other + base
+
+
+@triton.jit
+def _filter_factors(job, squares, HAS_CLEAN: tl.constexpr, ROWS: tl.constexpr):
+    """From the squares of w and n in pairs.
+
+    In pairs, since apart the compiler would lay them out differently, and move the noise from one layout to the other.
+    """
+    tensor, _, _, _, tile, scaling = job
+    sum_w, sum_n = tl.split(tl.sum(squares, 1))
+    factor = _factor(tl.sqrt_rn(sum_w[:, None]), tl.sqrt_rn(sum_n[:, None]), scaling)
+    if HAS_CLEAN:
+        first = (tile * ROWS + tl.arange(0, ROWS)[:, None]) * tl.load(tensor + FILTER_SIZE)
+        factor = tl.where(_is_clean(tensor, first), 0.0, factor)
+    return factor
+
+
+@triton.jit
+def _squares(span, column, w, inside, LAW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    w32, n = w.to(tl.float32), _noise_of_chunk(span, column, LAW, ROWS, WIDTH)
+    return tl.join(w32 * w32, tl.where(inside, n * n, 0.0))
+
+
+@triton.jit
+def _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Filters of any size: gone through for the norms, and again (from the cache, and the same draw) to write."""
+    span, weights, other = _filters(job, ROWS)
+    size = span[3]
+    squares = tl.zeros((ROWS, WIDTH, 2), tl.float32)
+    column = size * 0
+    while column < size:  # two chunks, so that two reads wait for memory together
+        offset, inside = _chunk(span, column, ROWS, WIDTH)
+        next_offset, next_inside = _chunk(span, column + WIDTH, ROWS, WIDTH)
+        w = tl.load(weights + offset, inside, other=0.0)
+        next_w = tl.load(weights + next_offset, next_inside, other=0.0)
+        squares += _squares(span, column, w, inside, LAW, ROWS, WIDTH)
+        if column + WIDTH < size:
+            squares += _squares(span, column + WIDTH, next_w, next_inside, LAW, ROWS, WIDTH)
+        column += 2 * WIDTH
+    factor = _filter_factors(job, squares, HAS_CLEAN, ROWS)
+    column = size * 0
+    while column < size:
+        offset, inside = _chunk(span, column, ROWS, WIDTH)
+        theta = _noise_of_chunk(span, column, LAW, ROWS, WIDTH) * factor
+        _write(weights, other, offset, inside, tl.load(weights + offset, inside), theta, OUTPUT, CACHE)
+        column += WIDTH
+
+
+@triton.jit
+def _perturb_held_filter(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE: tl.constexpr):
+    """A filter that fits into registers: read and drawn once."""
+    span, weights, other = _filters(job, 1)
+    WIDTH: tl.constexpr = TILE // CHUNKS
+    held, drawn = (), ()
+    for c in tl.static_range(CHUNKS):
+        offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
+        held = held + (tl.load(weights + offset, inside, other=0.0),)  # noqa: RUF005
+    squares = tl.zeros((1, WIDTH, 2), tl.float32)
+    for c in tl.static_range(CHUNKS):
+        n = tl.zeros((1, WIDTH), tl.float32)
+        if c * WIDTH < span[3]:
+            n = _noise_of_chunk(span, c * WIDTH, LAW, 1, WIDTH)
+            w32 = held[c].to(tl.float32)
+            _, inside = _chunk(span, c * WIDTH, 1, WIDTH)
+            squares += tl.join(w32 * w32, tl.where(inside, n * n, 0.0))
+        drawn = drawn + (n,)  # noqa: RUF005
+    factor = _filter_factors(job, squares, HAS_CLEAN, 1)
+    for c in tl.static_range(CHUNKS):
+        if c * WIDTH < span[3]:
+            offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
+            _write(weights, other, offset, inside, held[c], drawn[c] * factor, OUTPUT, CACHE)
+
+
+# ---- any ways --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -147,104 +265,45 @@ def _offset_in_memory(tensor, index):
 
 
 @triton.jit
-def _tile(
-    tensor, stream, row, column, LAW, HAS_CLEAN, IS_VECTOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+def _any_tile(tensor, stream, row, column, LAW, HAS_CLEAN, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Filters × their elements from (row, column) on: offsets in memory, which of them exist, raw noise."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    size = tl.load(tensor + FILTER_SIZE)
     rows_left = tl.minimum(tl.load(tensor + FILTERS) - row, ROWS).to(tl.int32)
-    columns_left = tl.minimum(size - column, WIDTH).to(tl.int32)
-    if IS_VECTOR:
-        size = tl.multiple_of(size, 4)
-        base = tl.multiple_of(row * size + column, 4)
-        inside = (rows < rows_left) & (columns // 4 * 4 < columns_left)  # the compiler sees: the same for four at once
-        index = base + (rows * size.to(tl.int32) + columns)
-        first_quad = ((tl.load(tensor + FIRST) + base) >> 2).to(tl.uint32)
-        quads = rows * (size >> 2).to(tl.int32) + tl.arange(0, WIDTH // 4)[None, :]
-        n = _noise_of_quads(stream, first_quad + quads.to(tl.uint32), LAW)
-        offset = index
-    else:
-        inside = (rows < rows_left) & (columns < columns_left)
-        index = tl.where(inside, _index(tensor, rows + row.to(tl.int32), columns + column.to(tl.int32)), 0)
-        n = _noise_of_elements(stream, tl.load(tensor + FIRST) + index, LAW)
-        offset = _offset_in_memory(tensor, index)
-    if HAS_CLEAN:
-        n = tl.where((index >= tl.load(tensor + CLEAN_FROM)) & (index < tl.load(tensor + CLEAN_TO)), 0.0, n)
+    columns_left = tl.minimum(tl.load(tensor + FILTER_SIZE) - column, WIDTH).to(tl.int32)
+    inside = (rows < rows_left) & (columns < columns_left)
+    index = tl.where(inside, _index(tensor, rows + row.to(tl.int32), columns + column.to(tl.int32)), 0)
+    offset = _offset_in_memory(tensor, index)
+    numbered = tl.where(tl.load(tensor + IN_MEMORY_ORDER) != 0, offset, index.to(tl.int64))
+    n = noise_of_elements(stream, tl.load(tensor + FIRST) + numbered, LAW)
+    if HAS_CLEAN:  # whole rows: the same in either order
+        n = tl.where(_is_clean(tensor, index), 0.0, n)
     return offset, inside, n
 
 
 @triton.jit
-def _write(weights, other, offset, inside, w, theta, OUTPUT):
-    if OUTPUT == NOISE:
-        tl.store(other + offset, theta, inside)
-    else:
-        moved = w.to(tl.float32) + theta  # in fp32, rounded once
-        if OUTPUT == INTO:
-            tl.store(other + offset, moved.to(other.dtype.element_ty), inside)
-        else:
-            if OUTPUT == APPLY:
-                tl.store(other + offset, w, inside)
-            tl.store(weights + offset, moved.to(w.dtype), inside)
-
-
-@triton.jit
-def _factor(norm_w, norm_n, scaling):
-    """a·‖w‖/‖n‖, from (a, epsilon)."""
-    return tl.div_rn(norm_w * scaling[0], tl.maximum(norm_n + scaling[1], SMALLEST_NORM))
-
-
-@triton.jit
-def _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, IS_VECTOR: tl.constexpr, WIDTH: tl.constexpr):
-    """Noise that needs no more of the weights than its own element."""
+def _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, WIDTH: tl.constexpr):
     tensor, weights, other, stream, tile, scaling = job
-    offset, inside, n = _tile(tensor, stream, tile * 0, tile * WIDTH, LAW, HAS_CLEAN, IS_VECTOR, 1, WIDTH)
+    offset, inside, n = _any_tile(tensor, stream, tile * 0, tile * WIDTH, LAW, HAS_CLEAN, 1, WIDTH)
     w = tl.load(weights + offset, inside)
-    if SCALE == ABSOLUTE:
-        theta = n * scaling[0]
-    elif SCALE == WEIGHT:
-        theta = n * w.to(tl.float32) * scaling[0]
-    else:  # every element is a filter of its own
-        theta = n * _factor(tl.abs(w.to(tl.float32)), tl.abs(n), scaling)
-    _write(weights, other, offset, inside, w, theta, OUTPUT)
+    _write(weights, other, offset, inside, w, _scaled(n, w, scaling, SCALE), OUTPUT, CACHE)
 
 
 @triton.jit
-def _norm(squares):
-    return tl.sqrt_rn(tl.sum(squares, 1)[:, None])
-
-
-@triton.jit
-def _perturb_whole_filters(job, LAW, OUTPUT, HAS_CLEAN, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Filters that fit into a tile: read and drawn once."""
-    tensor, weights, other, stream, tile, scaling = job
-    offset, inside, n = _tile(tensor, stream, tile * ROWS, tile * 0, LAW, HAS_CLEAN, True, ROWS, WIDTH)
-    w = tl.load(weights + offset, inside, other=0.0)
-    w32 = w.to(tl.float32)
-    factor = _factor(_norm(w32 * w32), _norm(tl.where(inside, n * n, 0.0)), scaling)
-    _write(weights, other, offset, inside, w, n * factor, OUTPUT)
-
-
-@triton.jit
-def _perturb_filters_twice(
-    job, LAW, OUTPUT, HAS_CLEAN, IS_VECTOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Filters of any size: gone through for the norms, and again (the same draw) to write."""
-    tensor, weights, other, stream, tile, scaling = job
+def _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    tensor, weights, other, stream, tile, _ = job
     size = tl.load(tensor + FILTER_SIZE)
-    squares_w, squares_n = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
+    squares = tl.zeros((ROWS, WIDTH, 2), tl.float32)
     column = tile * 0
     while column < size:
-        offset, inside, n = _tile(tensor, stream, tile * ROWS, column, LAW, HAS_CLEAN, IS_VECTOR, ROWS, WIDTH)
+        offset, inside, n = _any_tile(tensor, stream, tile * ROWS, column, LAW, HAS_CLEAN, ROWS, WIDTH)
         w32 = tl.load(weights + offset, inside, other=0.0).to(tl.float32)
-        squares_w += w32 * w32
-        squares_n += tl.where(inside, n * n, 0.0)
+        squares += tl.join(w32 * w32, tl.where(inside, n * n, 0.0))
         column += WIDTH
-    factor = _factor(_norm(squares_w), _norm(squares_n), scaling)
+    factor = _filter_factors(job, squares, False, ROWS)
     column = tile * 0
     while column < size:
-        offset, inside, n = _tile(tensor, stream, tile * ROWS, column, LAW, HAS_CLEAN, IS_VECTOR, ROWS, WIDTH)
-        _write(weights, other, offset, inside, tl.load(weights + offset, inside), n * factor, OUTPUT)
+        offset, inside, n = _any_tile(tensor, stream, tile * ROWS, column, LAW, HAS_CLEAN, ROWS, WIDTH)
+        _write(weights, other, offset, inside, tl.load(weights + offset, inside), n * factor, OUTPUT, CACHE)
         column += WIDTH
 
 
@@ -261,8 +320,9 @@ def _pointer(address, DTYPE: tl.constexpr):
 def draw_kernel(
     items, table, others, state, group, draw, sign, epsilon,
     DTYPE: tl.constexpr, OTHER_DTYPE: tl.constexpr, LAW: tl.constexpr, SCALE: tl.constexpr, OUTPUT: tl.constexpr,
-    HAS_CLEAN: tl.constexpr, TILE: tl.constexpr,
+    HAS_CLEAN: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
+    """WAYS has a bit for each way that the items take: others need no registers, and no time to compile."""
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
     tensor = table + number * COLUMNS_OF_TABLE
@@ -274,41 +334,59 @@ def draw_kernel(
 
     job = (tensor, weights, other, stream, tile, (strength * sign, epsilon))
     if way == VECTOR:
-        _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, True, TILE)
+        if VECTOR & WAYS:
+            # With filters, single elements are biases: a small tile for them leaves registers to the others.
+            COUNT: tl.constexpr = 1 if SCALE == FILTER else CHUNKS
+            _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT, TILE // CHUNKS)
     elif way == ANY:
-        _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, False, TILE // 4)
+        if ANY & WAYS:
+            _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, TILE // 8)
     elif SCALE == FILTER:
-        if way == VECTOR_64:
-            _perturb_whole_filters(job, LAW, OUTPUT, HAS_CLEAN, TILE // 64, 64)
-        elif way == VECTOR_256:
-            _perturb_whole_filters(job, LAW, OUTPUT, HAS_CLEAN, TILE // 256, 256)
-        elif way == VECTOR_1024:
-            _perturb_whole_filters(job, LAW, OUTPUT, HAS_CLEAN, TILE // 1024, 1024)
-        elif way == VECTOR_TILE:
-            _perturb_whole_filters(job, LAW, OUTPUT, HAS_CLEAN, 1, TILE)
-        elif way == VECTOR_LARGE:
-            _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, True, 1, TILE // 4)
-        elif way == ANY_32:
-            _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, False, TILE // 128, 32)
-        else:
-            _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, False, 4, TILE // 16)
+        if way == ANY_32:
+            if ANY_32 & WAYS:
+                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 256, 32)
+        elif way == ANY_LARGE:
+            if ANY_LARGE & WAYS:
+                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 8)
+        elif way == TWICE_32:
+            if TWICE_32 & WAYS:
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 128, 32)
+        elif way == TWICE_128:
+            if TWICE_128 & WAYS:
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 512, 128)
+        elif way == TWICE_LARGE:
+            if TWICE_LARGE & WAYS:
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 4)
+        elif way == HELD:  # noqa: SIM102
+            if HELD & WAYS:
+                _perturb_held_filter(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE)
 
 
 @triton.jit
-def _copy(tensor, weights, backup, tile, elements, IS_VECTOR: tl.constexpr, WIDTH: tl.constexpr):
+def _copy(tensor, weights, backup, tile, elements, CACHE, IS_VECTOR: tl.constexpr, WIDTH: tl.constexpr):
     start, numbers = tile * WIDTH, tl.arange(0, WIDTH)
     left = tl.minimum(elements - start, WIDTH).to(tl.int32)
     if IS_VECTOR:
+        start = tl.multiple_of(start, 4)
+        weights, backup = weights + start, backup + start
         inside = numbers // 4 * 4 < left
-        offset = tl.multiple_of(start, 4) + numbers
+        offset = numbers
     else:
         inside = numbers < left
         offset = _offset_in_memory(tensor, tl.where(inside, start.to(tl.int32) + numbers, 0))
-    tl.store(weights + offset, tl.load(backup + offset, inside), inside)
+    if CACHE == STREAMING:
+        values = tl.load(backup + offset, inside, cache_modifier=".cs")
+    elif CACHE == EVICT_FIRST:
+        values = tl.load(backup + offset, inside, eviction_policy="evict_first")
+    else:
+        values = tl.load(backup + offset, inside)
+    tl.store(weights + offset, values, inside)
 
 
 @triton.jit(do_not_specialize=["group"])
-def restore_kernel(items, table, backups, state, group, DTYPE: tl.constexpr, TILE: tl.constexpr):
+def restore_kernel(
+    items, table, backups, state, group, DTYPE: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr
+):  # fmt: skip
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
     tensor = table + number * COLUMNS_OF_TABLE
@@ -316,6 +394,6 @@ def restore_kernel(items, table, backups, state, group, DTYPE: tl.constexpr, TIL
     backup = _pointer(backups + number, DTYPE)
     elements = tl.where(tl.load(state + BACKED_UP + group) != 0, tl.load(tensor + ELEMENTS), 0)
     if way == VECTOR:
-        _copy(tensor, weights, backup, tile, elements, True, TILE)
+        _copy(tensor, weights, backup, tile, elements, CACHE, True, TILE)
     else:
-        _copy(tensor, weights, backup, tile, elements, False, TILE // 4)
+        _copy(tensor, weights, backup, tile, elements, CACHE, False, TILE // 8)
