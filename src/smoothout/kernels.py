@@ -336,7 +336,7 @@ def draw_kernel(
     if way == VECTOR:
         if VECTOR & WAYS:
             # With filters, single elements are biases: a small tile for them leaves registers to the others.
-            COUNT: tl.constexpr = 1 if SCALE == FILTER else CHUNKS
+            COUNT: tl.constexpr = 1 if SCALE == FILTER else CHUNKS  # pyrefly: ignore
             _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT, TILE // CHUNKS)
     elif way == ANY:
         if ANY & WAYS:

@@ -27,6 +27,15 @@ def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Me
     return Measuring("sensitivity", split, (("strengths", grid), ("draws", draws)), _images(setting, model))
 
 
+def curvature(setting: Setting, split: Split = "train") -> Measuring:
+    """The largest eigenvalue of the Hessian, and its trace: each product is two passes back, so fewer images do."""
+    effort = (
+        (("probes", 2), ("max_iterations", 10)) if setting.scale == "tiny" else (("probes", 10), ("max_iterations", 60))
+    )
+    images = TINY_IMAGES if setting.scale == "tiny" else FEW_IMAGES
+    return Measuring("curvature", split, (("top", 1), *effort), images)
+
+
 def landscape(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
     """Along filter-normalised directions."""
     directions, steps = (2, 7) if setting.scale == "tiny" else (5, 41)

@@ -88,6 +88,8 @@ class Speeds:
             return 1 + settings["restarts"] * SHARPNESS_EVALUATIONS * WITH_GRADIENT * cost
         if wanted.kind == "sensitivity":
             return 1 + len(settings["strengths"]) * settings["draws"] * WITHOUT * cost
+        if wanted.kind == "curvature":
+            return 1 + (settings["probes"] + settings["max_iterations"]) * 2 * WITH_GRADIENT * cost
         return 1 + settings["directions"] * settings["steps"] * WITHOUT * cost
 
 

@@ -39,7 +39,7 @@ class Measuring:
         images: measured on the first so many of the split; None: all.
     """
 
-    kind: Literal["sharpness", "sensitivity", "landscape"]
+    kind: Literal["sharpness", "sensitivity", "landscape", "curvature"]
     split: Split
     settings: tuple[tuple[str, Any], ...] = ()
     images: int | None = None
