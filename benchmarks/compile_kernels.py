@@ -12,7 +12,8 @@ def compile_one(job: tuple[int, int, int, bool]) -> None:
     import torch
 
     from smoothout import filters, noise
-    from smoothout.fused import Fused, Part
+    from smoothout.fused import Fused
+    from smoothout.tables import Part
 
     law = (noise.Uniform(), noise.Gaussian(), noise.Rademacher())[job[0]]
     scale = (filters.Filter(), filters.Absolute(), filters.Weight())[job[1]]

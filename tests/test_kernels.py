@@ -79,7 +79,8 @@ def weights(dtype=torch.float32):
 
 
 def kernels_for(tensors, noise=None, scale=None, layouts=None, launch=None, **numbers):
-    from smoothout.fused import Fused, Launch, Part, can_fuse
+    from smoothout.fused import Fused, can_fuse
+    from smoothout.tables import Launch, Part
 
     noise, scale = noise or Uniform(), scale or filters.Absolute()
     layouts = layouts or [layout for _, layout in TENSORS.values()]

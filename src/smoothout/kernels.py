@@ -335,9 +335,10 @@ def draw_kernel(
     job = (tensor, weights, other, stream, tile, (strength * sign, epsilon))
     if way == VECTOR:
         if VECTOR & WAYS:
-            # With filters, single elements are biases: a small tile for them leaves registers to the others.
-            COUNT: tl.constexpr = 1 if SCALE == FILTER else CHUNKS  # pyrefly: ignore
-            _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT, TILE // CHUNKS)
+            if SCALE == FILTER:  # then these are biases: a small tile for them leaves registers to the others
+                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 4)
+            else:
+                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, 4, TILE // 4)
     elif way == ANY:
         if ANY & WAYS:
             _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, TILE // 8)
@@ -374,12 +375,10 @@ def _copy(tensor, weights, backup, tile, elements, CACHE, IS_VECTOR: tl.constexp
     else:
         inside = numbers < left
         offset = _offset_in_memory(tensor, tl.where(inside, start.to(tl.int32) + numbers, 0))
-    if CACHE == STREAMING:
-        values = tl.load(backup + offset, inside, cache_modifier=".cs")
-    elif CACHE == EVICT_FIRST:
-        values = tl.load(backup + offset, inside, eviction_policy="evict_first")
-    else:
+    if CACHE == PLAIN:
         values = tl.load(backup + offset, inside)
+    else:
+        values = tl.load(backup + offset, inside, eviction_policy="evict_first")
     tl.store(weights + offset, values, inside)
 
 

@@ -364,7 +364,8 @@ class Perturbation:
         if wanted == "foreach" or not (capable or wanted == "fused") or not whole_rows or cut_filters:
             return None
         try:
-            from smoothout.fused import Part, fuse
+            from smoothout.fused import fuse
+            from smoothout.tables import Part
         except ImportError:
             return None
         parts = [
