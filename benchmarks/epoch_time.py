@@ -90,7 +90,7 @@ def main() -> None:
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})
             assert run.steps._graphs
             del run
-    for name, graphs in (("one graph a ghost", True), ("plain loop", False)):
+    for name, graphs in (("one graph a ghost", True), ("plain loop", False)) if args.plain_epochs else ():
         run = trainer("adasmoothout", dataset, args.device, graphs)
         if graphs:
             run.steps = whole_step.OneByOne(run.method, run.batches, whole_step.Sums(run._losses, run._correct))
