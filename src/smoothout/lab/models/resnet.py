@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
+from .norm_relu import norm_relu
 from .pooling import MaxPool
 
 
@@ -17,7 +19,6 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
@@ -25,8 +26,19 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(residual + self.shortcut(x))
+        inner = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(inner), self.shortcut(x))
+
+
+class Stem(nn.Sequential):
+    """A convolution, BatchNorm, ReLU (which is not listed), and what else is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        convolution, norm, *others = self
+        x = norm_relu(cast(nn.BatchNorm2d, norm), convolution(input))
+        for layer in others:
+            x = layer(x)
+        return x
 
 
 class ResNet(nn.Module):
@@ -68,9 +80,7 @@ def cifar_resnet(depth: int, classes: int = 10, input_shape: tuple[int, ...] = (
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise ValueError(f"depth={depth}: a CIFAR ResNet has a depth of 6n + 2, such as 20, 32, 44, 56 or 110")
-    stem = nn.Sequential(
-        nn.Conv2d(input_shape[0], 16, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
-    )
+    stem = Stem(nn.Conv2d(input_shape[0], 16, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(16))
     return ResNet(stem, (16, 32, 64), blocks, classes)
 
 
@@ -79,10 +89,9 @@ def resnet18(classes: int = 1000, input_shape: tuple[int, ...] = (3, 224, 224)) 
 
     Its convolutions take the same initialisation as the CIFAR networks: it is the standard one ("fan out").
     """
-    stem = nn.Sequential(
+    stem = Stem(
         nn.Conv2d(input_shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
         MaxPool(kernel_size=3, stride=2, padding=1),
     )
     return ResNet(stem, (64, 128, 256, 512), 2, classes)
