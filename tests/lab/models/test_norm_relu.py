@@ -80,13 +80,13 @@ def assert_like_torch(norm, x, residual=None, **tolerance):
     found, expected = results(norm_relu, norm, x, residual, upstream), results(plain, twin, x, residual, upstream)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
-        assert one.stride() == other.stride()
+        assert one.stride() == other.stride() or x.shape[2:] == (1, 1)  # where strides say nothing
         torch.testing.assert_close(one, other, **tolerance)
 
 
 @pytest.fixture(params=["one tile", "many tiles"])
 def tiles(request, monkeypatch):
-    """Small images in as many tiles and groups as large ones would take; on CUDA, Triton wants 16 rows or more."""
+    """Small images in as many tiles and groups as large ones would take."""
     if request.param == "many tiles":
         kernels = pytest.importorskip("smoothout.lab.models.norm_relu_kernels")
         for name, value in (("TILE", 512), ("PROGRAMS", 7), ("GROUP", 128)):

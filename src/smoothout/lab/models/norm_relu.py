@@ -117,7 +117,7 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         from smoothout.lab.models import norm_relu_kernels
 
         x, y, saved, _ = ctx.saved_tensors

@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from .norm_relu import norm_relu
+from .pooling import MaxPool
 
 
 class BasicBlock(nn.Module):
@@ -91,6 +92,6 @@ def resnet18(classes: int = 1000, input_shape: tuple[int, ...] = (3, 224, 224)) 
     stem = Stem(
         nn.Conv2d(input_shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
-        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        MaxPool(kernel_size=3, stride=2, padding=1),
     )
     return ResNet(stem, (64, 128, 256, 512), 2, classes)

@@ -165,7 +165,8 @@ class Lane:
         like = running_statistics(norms)
         self._statistics = Flat(like, torch.float32)
         for i, norm in enumerate(norms):
-            norm.running_mean, norm.running_var = self._statistics.views[2 * i : 2 * i + 2]
+            # `.data`: views share a version counter, and autograd would take one layer's statistics for another's.
+            norm.running_mean, norm.running_var = (view.data for view in self._statistics.views[2 * i : 2 * i + 2])
             norm.momentum, norm.num_batches_tracked = 1.0, None
 
     def turn(self) -> AbstractContextManager[object]:
