@@ -60,24 +60,27 @@ def epoch(run: Trainer, number: int) -> None:
 
 
 def measured(run: Trainer, epochs: int) -> dict[str, object]:
+    """The loss after 50 steps, and the time of `epochs` after the third; of none, the time of the second."""
     warm_up = -(-STEPS_BEFORE_THE_LOSS // len(run.batches))
-    for number in range(warm_up):
-        epoch(run, number)
+    seconds = [timed(run, number) for number in range(warm_up)]
     loss = float(run._losses[STEPS_BEFORE_THE_LOSS - 1 - (warm_up - 1) * len(run.batches)])
-    epoch(run, warm_up)  # the short last batch is captured in the third
-    seconds = []
-    for number in range(warm_up + 1, warm_up + 1 + epochs):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        epoch(run, number)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return {"s an epoch": summary(seconds), "loss after 50 steps": loss}
+    if epochs:
+        epoch(run, warm_up)  # the short last batch is captured in the third
+        seconds = [timed(run, number) for number in range(warm_up + 1, warm_up + 1 + epochs)]
+    return {"s an epoch": summary(seconds if epochs else seconds[-1:]), "loss after 50 steps": loss}
+
+
+def timed(run: Trainer, number: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    epoch(run, number)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def main() -> None:
     torch.backends.cudnn.benchmark = True  # as training has it
-    args = arguments(__doc__, data_root="", epochs=5, lanes="4,8,16", plain_epochs=1)
+    args = arguments(__doc__, data_root="", epochs=5, lanes="4,8,16", slow_loops=1)
     dataset = data(args.data_root)
     rows = []
     for lanes in map(int, args.lanes.split(",")):
@@ -90,11 +93,11 @@ def main() -> None:
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})
             assert run.steps._graphs
             del run
-    for name, graphs in (("one graph a ghost", True), ("plain loop", False)) if args.plain_epochs else ():
+    for name, graphs in (("one graph a ghost", True), ("plain loop", False)) if args.slow_loops else ():
         run = trainer("adasmoothout", dataset, args.device, graphs)
         if graphs:
             run.steps = whole_step.OneByOne(run.method, run.batches, whole_step.Sums(run._losses, run._correct))
-        rows.append({"method": "adasmoothout", "step": name, **measured(run, args.plain_epochs)})
+        rows.append({"method": "adasmoothout", "step": name, **measured(run, 0)})
         del run
     finish(args, ["method", "step", "s an epoch", "loss after 50 steps", "peak GiB"], rows)
 

@@ -28,12 +28,12 @@ def seconds(folder: Path, configs: list, together: int, device: str) -> list[flo
 
 
 def main() -> None:
-    args = arguments(__doc__, data_root="", seeds=5, epochs=14)
+    args = arguments(__doc__, data_root="", seeds=5, epochs=14, batches="256,5000", methods="plain,smoothout")
     dataset = data(args.data_root)
     rows = []
     with mock.patch.object(build, "load_dataset", return_value=dataset), tempfile.TemporaryDirectory() as out:
-        for batch_size in (256, 5000):
-            for method in ("plain", "smoothout"):
+        for batch_size in map(int, args.batches.split(",")):
+            for method in args.methods.split(","):
                 base = resolve(
                     dataset="cifar10", model="c1", method=method, batch_size=batch_size, epochs=args.epochs,
                     amp="bf16", channels_last=True, preset="paper",

@@ -147,7 +147,7 @@ def test_a_large_mean_costs_no_more_than_in_torch():
     exact, twin = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     true, found, by_torch = plain(exact, x.double()), norm_relu(norm, x), plain(twin, x)
     assert (found - true).abs().max() <= (by_torch - true).abs().max() * 1.5 + 1e-6
-    torch.testing.assert_close(norm.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
+    torch.testing.assert_close(norm.running_var.double(), exact.running_var, rtol=1e-4, atol=0)
 
 
 @needs_kernels

@@ -53,9 +53,10 @@ def _rows(setting: Setting, family: dict[tuple[str, str], Config]) -> list[Row]:
     wanted = (sharpness(setting), sensitivity(setting), curvature(setting))
     rows = []
     for (batch, method), config in family.items():
-        where = f" on {config.dataset}" if config.dataset == "digits" and setting.scale == "paper" else ""
+        on_digits = config.dataset == "digits" and setting.scale == "paper"
+        size = config.batch_size if on_digits else {"small": F1.small, "large": F1.large}[batch]
         baseline = None if method == "plain" else family[batch, "plain"]
-        text = label(F1, config.batch_size, method, where)
+        text = label(F1, size, method, ", on the digits" if on_digits else "")
         rows.append(Row(text, config, versus=baseline, measurements=wanted))
     return rows
 
