@@ -23,8 +23,11 @@ needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="
 needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 
 SUITE = ["test_perturb.py", "test_smooth.py", "test_attach.py", "test_ensemble.py"]
-# About foreach's blocks, or the CPU by name.
-NOT_OF_THE_KERNELS = "not test_blocks_cover and not test_a_state_of_another_model_or_generator_is_noticed"
+# About foreach's blocks and order of elements, or the CPU by name.
+NOT_OF_THE_KERNELS = (
+    "not test_blocks_cover and not test_memory_format_does_not_change_the_noise "
+    "and not test_a_state_of_another_model_or_generator_is_noticed"
+)
 ON_CUDA = "import sys, torch, pytest; torch.set_default_device('cuda'); sys.exit(pytest.main(sys.argv[1:]))"
 
 
@@ -328,6 +331,19 @@ def _rounded(values, dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize(("seed", "step"), [(-1, 0), (-(2**63), 2**33 + 1), (2**62 + 5, 2**31)])
+def test_a_position_in_arguments_is_that_in_memory_and_stays_there(seed, step):
+    tensors = [torch.randn(4, 8, device=DEVICE)]
+    fused = kernels_for(tensors, layouts=[FilterLayout(0)])
+    fused.at(seed, step, 0.3)
+    given = fused.noise(1)
+    assert_equal(given, noise_of(tensors, strength=0.3, seed=seed, step=step, draw=1, layouts=[FilterLayout(0)]))
+    fused.advance()
+    expected = noise_of(tensors, strength=0.3, seed=seed, step=step + 1, draw=1, layouts=[FilterLayout(0)])
+    assert_equal(fused.noise(1), expected)
+
+
+@needs_kernels
 def test_advance_goes_to_the_next_step():
     tensors = weights()
     fused = kernels_for(tensors)
@@ -342,8 +358,8 @@ def test_a_restore_before_the_draw_writes_nothing():
     tensors = weights()
     before = [w.clone() for w in tensors]
     fused = kernels_for(tensors)
-    for step in range(2):
-        fused.set_position(0, step, 1.0)
+    for step in range(3):
+        (fused.set_position if step == 1 else fused.at)(0, step, 1.0)
         fused.restore()
         assert_equal(tensors, before)
         fused.apply()

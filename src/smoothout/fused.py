@@ -36,6 +36,16 @@ _SCALES: dict[type, tl.constexpr] = {
 _CACHE = {"plain": kernels.PLAIN, "evict first": kernels.EVICT_FIRST, "streaming": kernels.STREAMING}
 
 
+# Arguments of a launch whose seed, step and strength are in device memory.
+_IN_MEMORY = (0, 0, 0, 0, 0.0, 1)
+
+
+def _halves(number: int) -> tuple[int, int]:
+    """The low and the high 32 bits of a 64-bit number, each with a sign, as Triton passes them whatever their size."""
+    low, high = number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF
+    return low - (low >> 31 << 32), high - (high >> 31 << 32)
+
+
 def can_fuse(parts: Sequence[Part], law: noise.Noise) -> bool:
     """Whether the kernels can draw this noise for these tensors; where not, foreach does.
 
@@ -87,9 +97,15 @@ class Fused:
         self._groups = [
             describe_group(parts, dtype, isinstance(scale, filters.Filter), launch, ways) for dtype in dtypes
         ]
-        self._state = torch.zeros(kernels.BACKED_UP.value + len(self._groups), dtype=torch.int64, device=self._device)
+        self._state = torch.zeros(philox.BACKED_UP.value + len(self._groups), dtype=torch.int64, device=self._device)
         self._destinations: dict[tuple[int, ...], list[Tensor]] = {}
         self._captured_step: int | None = None
+        self._arguments = _IN_MEMORY
+        self._token = 0  # of the last draw that backs up
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_compiled": {}}
 
     def rehearse(self, law: noise.Noise, scale: filters.Scale) -> None:
         """Compile the kernels and try them on a few weights: a machine may lack what Triton needs."""
@@ -107,11 +123,14 @@ class Fused:
 
     # ---- position ----------------------------------------------------------------------------------------------------
 
-    def set_position(self, seed: int, step: int, strength: float, backed_up: bool = False) -> None:
-        """What the next launches on this stream draw with; an asynchronous copy.
+    def at(self, seed: int, step: int, strength: float, backed_up: bool = False) -> None:
+        """What the next launches draw with, as arguments of theirs.
 
-        In a CUDA graph that is being captured nothing is copied: there every new `step` adds one to the step in device
-        memory, so each replay draws the next step's noise, with the strength that was set last.
+        In a CUDA graph that is being captured, arguments would stay the same for ever. There every new `step` adds one
+        to the step in device memory, so each replay draws the next step's noise, with the strength that was set last.
+
+        Args:
+            backed_up: the backups stay those of before.
         """
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if step != self._captured_step:
@@ -119,18 +138,23 @@ class Fused:
             self._captured_step = step
             return
         self._captured_step = None
-        strength_bits = int(np.float32(strength).view(np.uint32))
-        self._state.copy_(
-            pinned(
-                np.array([seed, step, strength_bits, *[int(backed_up)] * len(self._groups)], dtype=np.int64),
-                self._device,
-            ),
-            non_blocking=True,
-        )
+        self._arguments = (*_halves(seed), *_halves(step), strength, 0)
+        if not backed_up:
+            self._token = self._token % (2**31 - 1) + 1
+
+    def set_position(self, seed: int, step: int, strength: float) -> None:
+        """The same in device memory, by an asynchronous copy: for launches on other streams, or in a captured graph."""
+        self.at(seed, step, strength)
+        if self._captured_step is None:
+            bits = int(np.float32(strength).view(np.uint32))
+            values = np.array([seed, step, bits, *[0] * len(self._groups)], dtype=np.int64)
+            self._state.copy_(pinned(values, self._device), non_blocking=True)
+            self._arguments = _IN_MEMORY
 
     def advance(self) -> None:
         """Go on to the next step, in device memory: captured in a CUDA graph, every replay draws other noise."""
-        self._state[kernels.STEP.value].add_(1)
+        self._state[philox.STEP.value].add_(1)
+        self._arguments = _IN_MEMORY
 
     # ---- launches ----------------------------------------------------------------------------------------------------
 
@@ -175,8 +199,9 @@ class Fused:
     def restore(self) -> None:
         """w ← backup, if `apply` was launched since the position was set."""
         for number, group in enumerate(self._groups):
-            operands = (group.restore_items, group.table, group.backups, self._state, number)
-            self._launch(kernels.restore_kernel, operands, DTYPE=_BITS[group.dtype])
+            operands = (group.restore_items, group.table, group.backups, self._state, number, self._token)
+            constants = {"DTYPE": _BITS[group.dtype]}
+            self._launch(kernels.restore_kernel, group.restore_programs, operands, constants, (number, "restore"))
 
     def _draw(
         self,
@@ -188,32 +213,37 @@ class Fused:
     ) -> None:
         dtypes = [group.dtype for group in self._groups] if dtypes is None else dtypes
         for number, (group, addresses, dtype) in enumerate(zip(self._groups, others, dtypes)):
-            operands = (group.items, group.table, addresses, self._state, number, draw, sign, self._epsilon)
-            self._launch(
-                kernels.draw_kernel,
-                operands,
-                DTYPE=_DTYPES[group.dtype],
-                OTHER_DTYPE=_DTYPES[dtype],
-                LAW=self._law.value,
-                SCALE=self._scale.value,
-                OUTPUT=output.value,
-                HAS_CLEAN=group.has_clean,
-                WAYS=group.ways,
-                enable_fp_fusion=False,  # w + a·n rounds a·n first, as `noise` and foreach do
-            )
+            operands = (group.items, group.table, addresses, self._state, number, self._token, draw, sign)
+            operands += (self._epsilon, *self._arguments)
+            constants = {
+                "DTYPE": _DTYPES[group.dtype],
+                "OTHER_DTYPE": _DTYPES[dtype],
+                "LAW": self._law.value,
+                "SCALE": self._scale.value,
+                "OUTPUT": output.value,
+                "HAS_CLEAN": group.has_clean,
+                "WAYS": group.ways,
+            }
+            key = (number, output.value, dtype)
+            # Without fusion w + a·n rounds a·n first, as `noise` and foreach do.
+            self._launch(kernels.draw_kernel, group.programs, operands, constants, key, enable_fp_fusion=False)
 
-    def _launch(self, kernel: Any, operands: tuple[Any, ...], **constants: Any) -> None:
-        programs = len(operands[0])
-        if programs:
-            with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-                kernel[(programs,)](
-                    *operands,
-                    TILE=self._options.tile,
-                    CACHE=_CACHE[self._options.cache].value,
-                    num_warps=self._options.warps,
-                    maxnreg=self._options.registers,
-                    **constants,
-                )
+    def _launch(
+        self, kernel: Any, programs: int, operands: tuple[Any, ...], constants: dict[str, Any], key: Any, **options: Any
+    ) -> None:
+        """Once through Triton's front end, then by what it compiled: the front end takes longer than the device."""
+        if not programs:
+            return
+        constants |= {"TILE": self._options.tile, "CACHE": _CACHE[self._options.cache].value}
+        device = self._device
+        here = device.type != "cuda" or torch.cuda.current_device() == device.index
+        with nullcontext() if here else torch.cuda.device(device):
+            if (compiled := self._compiled.get(key)) is not None:
+                compiled[(programs, 1, 1)](*operands, *constants.values())
+            else:
+                options |= {"num_warps": self._options.warps, "maxnreg": self._options.registers}
+                # Triton's interpreter compiles nothing, and gives None.
+                self._compiled[key] = kernel[(programs,)](*operands, **constants, **options)
 
     def _addresses(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Per group, the addresses of tensors that stand beside the parts."""

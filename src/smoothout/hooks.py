@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 class Hook:
@@ -22,6 +26,26 @@ class Hook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _nothing, ()
+
+
+class StateDictHook:
+    """One hook on the `state_dict()` of many modules, to be put on and taken off often.
+
+    It writes to their dictionaries of hooks itself, under a number that torch gives to no other: as many handles of
+    torch's own would take longer than the noise.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], hook: Hook) -> None:
+        self._dictionaries = [module._state_dict_hooks for module in modules]
+        self._hook, self._number = hook, RemovableHandle(OrderedDict()).id
+
+    def put_on(self) -> None:
+        for hooks in self._dictionaries:
+            hooks[self._number] = self._hook
+
+    def remove(self) -> None:
+        for hooks in self._dictionaries:
+            hooks.pop(self._number, None)
 
 
 def weak(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ program, says which part of which tensor to do. There are two kinds of ways to d
 order and all boundaries are multiples of four, so a Philox call serves four neighbours and accesses are 16 bytes wide.
 "Any": one Philox call an element and an offset computed from strides, for everything else.
 
-Seed, step and strength are read from device memory. So a captured CUDA graph draws anew at every replay, and nothing
+Seed, step and strength may be read from device memory. So a captured CUDA graph draws anew at every replay, and nothing
 here waits for the device.
 """
 
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from smoothout import filters
-from smoothout.philox import noise_of_elements, noise_of_quads
+from smoothout.philox import BACKED_UP, noise_of_elements, noise_of_quads, position, stream_of
 
 # Columns of the table of tensors. Geometry: element (i, j) of filter (g, f) has the index
 # g·GROUP_STRIDE + f·FILTER_STRIDE + i·OUTER_STRIDE + j, with j < INNER, f < FILTERS_IN_GROUP.
@@ -47,9 +47,6 @@ STRIDES = tl.constexpr(17)  # of all four, in memory
 IN_MEMORY_ORDER = tl.constexpr(21)  # within a row the noise's index counts as memory does
 COLUMNS_OF_TABLE = tl.constexpr(22)
 
-# Cells of the state. BACKED_UP has one for each dtype: a restore before its draw was launched must write nothing.
-SEED, STEP, STRENGTH, BACKED_UP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-
 ABSOLUTE, WEIGHT, FILTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # What a launch writes: weights and backups; weights alone; w + θ elsewhere; θ alone elsewhere, in fp32.
 APPLY, ADD, INTO, NOISE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -62,17 +59,6 @@ TWICE_32, TWICE_128, TWICE_LARGE, HELD = tl.constexpr(16), tl.constexpr(32), tl.
 CHUNKS = tl.constexpr(4)  # of a tile: those beyond the end of a short tensor or filter cost nothing
 # What backups do in the caches: as any other access; not to push the weights out; not to stay.
 PLAIN, EVICT_FIRST, STREAMING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
-
-@triton.jit
-def _stream(state, tensor, draw):
-    """What Philox takes beside the index: a key and two words from (seed, step, draw, replica), and the parameter."""
-    seed, step, replica = tl.load(state + SEED), tl.load(state + STEP), tl.load(tensor + REPLICA)
-    high, low, salt, pepper = tl.philox(
-        seed, step.to(tl.uint32), (step >> 32).to(tl.uint32), draw.to(tl.uint32), replica.to(tl.uint32)
-    )
-    key = (high.to(tl.uint64) << 32) | low.to(tl.uint64)
-    return key, tl.load(tensor + PARAMETER).to(tl.uint32), salt, pepper
 
 
 # ---- vector ways -----------------------------------------------------------------------------------------------------
@@ -316,21 +302,26 @@ def _pointer(address, DTYPE: tl.constexpr):
     return tl.multiple_of(tl.load(address).to(tl.pointer_type(DTYPE)), 16)  # pyrefly: ignore[bad-argument-type]
 
 
-@triton.jit(do_not_specialize=["draw", "sign", "epsilon", "group"])
+_NUMBERS = ["group", "token", "draw", "sign", "epsilon", "strength", "in_memory"]
+_NUMBERS += ["seed_low", "seed_high", "step_low", "step_high"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def draw_kernel(
-    items, table, others, state, group, draw, sign, epsilon,
+    items, table, others, state, group, token, draw, sign, epsilon,
+    seed_low, seed_high, step_low, step_high, strength, in_memory,
     DTYPE: tl.constexpr, OTHER_DTYPE: tl.constexpr, LAW: tl.constexpr, SCALE: tl.constexpr, OUTPUT: tl.constexpr,
-    HAS_CLEAN: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr, CACHE: tl.constexpr,
+    HAS_CLEAN: tl.constexpr, WAYS: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """WAYS has a bit for each way that the items take: others need no registers, and no time to compile."""
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
     tensor = table + number * COLUMNS_OF_TABLE
-    stream = _stream(state, tensor, draw)
-    strength = tl.load((state + STRENGTH).to(tl.pointer_type(tl.float32)))
+    seed, step, strength = position(state, seed_low, seed_high, step_low, step_high, strength, in_memory)
+    stream = stream_of(seed, step, draw, tl.load(tensor + REPLICA), tl.load(tensor + PARAMETER))
     weights = _pointer(tensor + WEIGHTS, DTYPE)
     other = _pointer(others + number, OTHER_DTYPE)
-    tl.store(state + BACKED_UP + group, 1, mask=(tl.program_id(0) == 0) & (OUTPUT == APPLY))
+    tl.store(state + BACKED_UP + group, token, mask=(tl.program_id(0) == 0) & (OUTPUT == APPLY))
 
     job = (tensor, weights, other, stream, tile, (strength * sign, epsilon))
     if way == VECTOR:
@@ -382,16 +373,16 @@ def _copy(tensor, weights, backup, tile, elements, CACHE, IS_VECTOR: tl.constexp
     tl.store(weights + offset, values, inside)
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group", "token"])
 def restore_kernel(
-    items, table, backups, state, group, DTYPE: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr
+    items, table, backups, state, group, token, DTYPE: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr
 ):  # fmt: skip
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
     tensor = table + number * COLUMNS_OF_TABLE
     weights = _pointer(tensor + WEIGHTS, DTYPE)
     backup = _pointer(backups + number, DTYPE)
-    elements = tl.where(tl.load(state + BACKED_UP + group) != 0, tl.load(tensor + ELEMENTS), 0)
+    elements = tl.where(tl.load(state + BACKED_UP + group) == token, tl.load(tensor + ELEMENTS), 0)
     if way == VECTOR:
         _copy(tensor, weights, backup, tile, elements, CACHE, True, TILE)
     else:

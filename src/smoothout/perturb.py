@@ -9,6 +9,7 @@ tensors take few kernels, and scratch memory is one block.
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import struct
 import weakref
@@ -25,7 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from smoothout import filters, sharding
 from smoothout.blocks import Block, Piece, cut_into_blocks, filter_factors, numel
 from smoothout.filters import FilterLayout, filter_layout
-from smoothout.hooks import Hook, remove_all, weak
+from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
 from smoothout.noise import Bernoulli, Noise
 from smoothout.select import Selected
 
@@ -66,7 +67,7 @@ class Perturbation:
         self._addresses: list[int] = []
         self._generators: dict[torch.device, torch.Generator] = {}
         self._scratch: dict[torch.device, Tensor] = {}
-        self._hooks: list[Any] = []
+        self._state_dict_hook = StateDictHook([], Hook(nothing))
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
@@ -85,7 +86,7 @@ class Perturbation:
         with _outside_inference_mode():
             self._refresh()
             if self._fused is not None and strength != 0.0:
-                self._fused.set_position(self.seed, step, strength)  # its one launch will back up too
+                self._fused.at(self.seed, step, strength)  # its one launch will back up too
                 self._fused_backup = True
             else:
                 torch._foreach_copy_(self._backups, self._weights)
@@ -93,15 +94,14 @@ class Perturbation:
         self._versions = [p._version for p in self._parameters]
         self.noisy = False
         self._stepped = set()
-        clean_state_dict = Hook(self._clean_state_dict)
-        self._hooks = [owner._register_state_dict_hook(clean_state_dict) for owner in self._slots]
+        self._state_dict_hook.put_on()
         self._global_hooks.append(register_optimizer_step_post_hook(weak(self._note_step)))
         self._add(strength, step, draw, sign, back_up=True)
 
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
         if self._fused is not None:
-            self._fused.set_position(self.seed, step, strength, backed_up=True)
+            self._fused.at(self.seed, step, strength, backed_up=True)
         self._add(strength, step, draw, sign, back_up=False)
 
     def _add(self, strength: float, step: int, draw: int, sign: float, back_up: bool) -> None:
@@ -131,11 +131,13 @@ class Perturbation:
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
         try:
-            written = [
-                s.name
-                for s, p, version in zip(self.selected, self._parameters, self._versions)
-                if p._version != version or id(p) in self._stepped
-            ]
+            written = []
+            if self._stepped or [p._version for p in self._parameters] != self._versions:
+                written = [
+                    s.name
+                    for s, p, version in zip(self.selected, self._parameters, self._versions)
+                    if p._version != version or id(p) in self._stepped
+                ]
             moved = self._bring_back_moved() if self.noisy else []
             if self.noisy or written:
                 self._copy_back()
@@ -159,7 +161,7 @@ class Perturbation:
     def keep(self) -> None:
         """Leave the weights as they are now: training without de-noising, the paper's ablation."""
         self.active = self.noisy = False
-        remove_all(self._hooks)
+        self._state_dict_hook.remove()
         remove_all(self._global_hooks)
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -170,11 +172,14 @@ class Perturbation:
     def _bring_back_moved(self) -> list[str]:
         """Clean values for parameters whose memory was replaced under the noise, and their names."""
         sharding.reshard(self._sharded_modules)
+        addresses = _addresses(self._parameters)
+        if addresses == self._addresses:
+            return []
         moved = []
-        for selected, parameter, address, backup in zip(
-            self.selected, self._parameters, self._addresses, self._backups
+        for selected, parameter, address, old_address, backup in zip(
+            self.selected, self._parameters, addresses, self._addresses, self._backups
         ):
-            if _address(parameter) != address:
+            if address != old_address:
                 moved.append(selected.name)
                 local = sharding.local_part(parameter).local
                 if local.shape == backup.shape:
@@ -224,7 +229,7 @@ class Perturbation:
             raise RuntimeError("θ follows the clean weights, and noise is applied to them now: leave the context first")
         self._refresh()
         if self._fused is not None:
-            self._fused.set_position(self.seed, step, strength)
+            self._fused.at(self.seed, step, strength)
             return self._fused.noise(draw)
         result = [torch.zeros(w.shape, dtype=filters.precision(w), device=w.device) for w in self._weights]
         for pieces, θ in self._noise(strength, step, draw):
@@ -313,20 +318,21 @@ class Perturbation:
     def _refresh(self) -> None:
         """Find the parameters again: a model that moved, changed its dtype or was sharded since has new tensors."""
         sharding.reshard(self._sharded_modules)
-        parameters = [s.parameter for s in self.selected]
-        addresses = [_address(p) for p in parameters]
-        same = all(new is old for new, old in zip(parameters, self._parameters))
-        if same and addresses == self._addresses:
+        parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
+        same = len(self._parameters) == len(parameters) and all(map(operator.is_, parameters, self._parameters))
+        if same and _addresses(self._parameters) == self._addresses:
             return
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
-        self._addresses = [_address(p) for p in self._parameters]
+        self._addresses = _addresses(self._parameters)
         shards = [sharding.local_part(p) for p in self._parameters]
         self._weights = [shard.local for shard in shards]
         self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
         self._slots = self._owners_of_parameters()
+        self._state_dict_hook.remove()
+        self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
         self._fused = self._fuse(shards, layouts)
         # A user's own noise draws parameter by parameter.
@@ -386,5 +392,7 @@ def _empty_with_same_strides(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _address(parameter: Any) -> int:
-    return getattr(parameter, "_local_tensor", parameter).data_ptr()
+def _addresses(parameters: list[Tensor]) -> list[int]:
+    if set(map(type, parameters)) == {nn.Parameter}:
+        return list(map(Tensor.data_ptr, parameters))  # in a loop of C
+    return [getattr(p, "_local_tensor", p).data_ptr() for p in parameters]

@@ -1,4 +1,4 @@
-"""Raw noise out of Philox, on the device: part of `kernels`.
+"""Raw noise out of Philox, and where in its stream a draw is, on the device: part of `kernels`.
 
 A call of Philox 4×32 gives four words, for four neighbours. It has seven rounds, the fewest with which it passes all of
 BigCrush (Salmon et al., 2011); three more would be margin, and cost a third of the noise's time.
@@ -13,6 +13,39 @@ import triton.language as tl
 
 UNIFORM, GAUSSIAN, RADEMACHER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 ROUNDS = tl.constexpr(7)
+# Cells of the state. BACKED_UP has one for each dtype, with the token of the draw that backed up last: a restore whose
+# draw was never launched must write nothing.
+SEED, STEP, STRENGTH, BACKED_UP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def position(state, seed_low, seed_high, step_low, step_high, strength, in_memory):
+    """Seed, step and strength: as given, or from memory, where a given one is kept for draws that come later."""
+    if in_memory != 0:
+        seed, step = tl.load(state + SEED), tl.load(state + STEP)
+        strength = tl.load((state + STRENGTH).to(tl.pointer_type(tl.float32)))
+    else:
+        seed = (seed_high.to(tl.int64) << 32) | seed_low.to(tl.uint32).to(tl.int64)
+        step = (step_high.to(tl.int64) << 32) | step_low.to(tl.uint32).to(tl.int64)
+        first = tl.program_id(0) == 0
+        tl.store(state + SEED, seed, first)
+        tl.store(state + STEP, step, first)
+        tl.store((state + STRENGTH).to(tl.pointer_type(tl.float32)), strength, first)
+    return seed, step, strength
+
+
+@triton.jit
+def stream_of(seed, step, draw, replica, parameter):
+    """What Philox takes beside the index: a key and two words from (seed, step, draw, replica), and the parameter."""
+    high, low, salt, pepper = tl.philox(
+        seed,
+        step.to(tl.uint32),
+        (step >> 32).to(tl.uint32),
+        draw.to(tl.uint32),
+        replica.to(tl.uint32),
+    )
+    key = (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+    return key, parameter.to(tl.uint32), salt, pepper
 
 
 @triton.jit

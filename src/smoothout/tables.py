@@ -73,7 +73,9 @@ class Group:
     table: Tensor
     backups: Tensor
     items: Tensor
+    programs: int
     restore_items: Tensor
+    restore_programs: int
     has_clean: bool
     ways: int  # a bit for each that the items take
 
@@ -109,7 +111,9 @@ def describe_group(parts: Sequence[Part], dtype: torch.dtype, by_filter: bool, l
         table=on(device, np.array(rows, dtype=np.int64)),
         backups=on(device, np.array([part.backup.data_ptr() for part in parts], dtype=np.int64)),
         items=on(device, all_items),
+        programs=len(all_items),
         restore_items=on(device, np.concatenate(restore_items)),
+        restore_programs=sum(map(len, restore_items)),
         has_clean=any(part.layout.clean_row is not None for part in parts),
         ways=ways,
     )
