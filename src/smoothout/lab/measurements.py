@@ -64,9 +64,9 @@ def take(
     """Measure one trained network with the function of that name in `smoothout.measure`."""
     more: dict[str, Any] = {"accuracy_fn": accuracy} if kind in WITH_ACCURACY else {}
     started = time.monotonic()
-    batches = trained.batches(split)
+    batches = trained.held(split)
     result = getattr(measure, kind)(trained.model, mean_loss, batches, progress=progress, **more, **settings)
-    how = {"split": split, "images": len(batches.split), **settings, **_surroundings(trained, started)}
+    how = {"split": split, "images": len(trained.batches(split).split), **settings, **_surroundings(trained, started)}
     return Measurement(f"{kind}-{split}", result, how)
 
 
@@ -82,7 +82,7 @@ def take_interpolation(
     started = time.monotonic()
     states = a.model.state_dict(), b.model.state_dict()
     result = measure.interpolate(
-        a.model, *states, mean_loss, a.batches(split), alphas, accuracy_fn=accuracy, progress=progress, **settings
+        a.model, *states, mean_loss, a.held(split), alphas, accuracy_fn=accuracy, progress=progress, **settings
     )
     how = {
         "split": split,

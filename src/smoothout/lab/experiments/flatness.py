@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from smoothout.lab.config import Config, resolve
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import curvature, sensitivity, sharpness
-from smoothout.lab.experiments.networks import F1, configure, label
+from smoothout.lab.experiments.networks import F1, F1_DIGITS, Network, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import difference
 
 COMPARED = ("plain", "smoothout", "adasmoothout")
-DIGITS_SMALL, DIGITS_LARGE = 48, 718  # of 1,437 images: 30 updates an epoch, and 3
 MEASURES: dict[str, tuple[str, Callable[[Any], float]]] = {
     "sharpness": ("sharpness-train", lambda result: result.value),
     "slope under noise": ("sensitivity-train", lambda result: result.slope),
@@ -28,54 +27,46 @@ def flatness(setting: Setting) -> Experiment:
     return Experiment(
         "flatness",
         "Flatness by three measures, on F1",
-        tuple(row for family in _families(setting).values() for row in _rows(setting, family)),
+        tuple(row for network in _networks(setting).values() for row in _rows(setting, network)),
         judge=partial(_judge, setting),
         notes=("Ratios are of geometric means over seeds, with 95 % intervals of the paired logarithms.",),
     )
 
 
-def _families(setting: Setting) -> dict[str, dict[tuple[str, str], Config]]:
-    """By data set, the configurations by (batch, method)."""
-    batches = {"small": F1.small, "large": F1.large}
-    mnist = {(b, m): configure(setting, F1, size, m) for b, size in batches.items() for m in COMPARED}
-    if setting.scale == "tiny":
-        return {"the digits": mnist}
-    batches = {"small": DIGITS_SMALL, "large": DIGITS_LARGE}
-    digits = {
-        (b, m): resolve(dataset="digits", model="f1", batch_size=size, method=m, preset=setting.preset)
-        for b, size in batches.items()
-        for m in COMPARED
+def _networks(setting: Setting) -> dict[str, Network]:
+    """By the name of their data; at tiny scale both would be the same."""
+    return {"MNIST": F1} if setting.scale == "tiny" else {"MNIST": F1, "the digits": F1_DIGITS}
+
+
+def _configs(setting: Setting, network: Network) -> dict[tuple[int, str], Config]:
+    """By batch size and method."""
+    return {
+        (batch, method): configure(setting, network, batch, method)
+        for batch in (network.small, network.large)
+        for method in COMPARED
     }
-    return {"MNIST": mnist, "the digits": digits}
 
 
-def _rows(setting: Setting, family: dict[tuple[str, str], Config]) -> list[Row]:
+def _rows(setting: Setting, network: Network) -> list[Row]:
     wanted = (sharpness(setting), sensitivity(setting), curvature(setting))
+    configs = _configs(setting, network)
     rows = []
-    for (batch, method), config in family.items():
-        on_digits = config.dataset == "digits" and setting.scale == "paper"
-        size = config.batch_size if on_digits else {"small": F1.small, "large": F1.large}[batch]
-        baseline = None if method == "plain" else family[batch, "plain"]
-        text = label(F1, size, method, ", on the digits" if on_digits else "")
-        rows.append(Row(text, config, versus=baseline, measurements=wanted))
+    for (batch, method), config in configs.items():
+        baseline = None if method == "plain" else configs[batch, "plain"]
+        rows.append(Row(label(network, batch, method), config, versus=baseline, measurements=wanted))
     return rows
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    verdicts: list[Verdict] = []
-    for data, family in _families(setting).items():
-        pairs = {
-            "the large batch is sharper than the small one": (family["small", "plain"], family["large", "plain"], 1),
-            **{
-                f"{METHODS[m].title} is flatter than the baseline at batch {family[b, m].batch_size}": (
-                    *(family[b, "plain"], family[b, m]),
-                    -1,
-                )
-                for b in ("small", "large")
-                for m in COMPARED[1:]
-            },
-        }
-        verdicts += [_verdict(f"{data}: {claim}", records, *pair) for claim, pair in pairs.items()]
+    verdicts = []
+    for data, network in _networks(setting).items():
+        configs = _configs(setting, network)
+        large, small = configs[network.large, "plain"], configs[network.small, "plain"]
+        verdicts.append(_verdict(f"{data}: the large batch is sharper than the small one", records, small, large, 1))
+        for (batch, method), config in configs.items():
+            if method != "plain":
+                claim = f"{data}: {METHODS[method].title} is flatter than the baseline at batch {batch}"
+                verdicts.append(_verdict(claim, records, configs[batch, "plain"], config, -1))
     return tuple(verdicts)
 
 

@@ -37,6 +37,7 @@ RESNET44 = Network("ResNet44, CIFAR-10", "resnet44", "cifar10", 128, 2048, "resn
 RESNET44_CIFAR100 = Network("ResNet44, CIFAR-100", "resnet44", "cifar100", 128, 1024, "resnet20")
 ALEXNET = Network("AlexNet, ImageNet", "alexnet", "imagenet", 256, 16384, "c1")
 RESNET18 = Network("ResNet18, ImageNet", "resnet18", "imagenet", 256, 16384, "resnet20")
+F1_DIGITS = Network("F1, digits", "f1", "digits", 48, 718, "mlp", is_convolutional=False)  # not of the paper
 DIGITS = Network("MLP, digits", "mlp", "digits", 48, 480, "mlp", is_convolutional=False)  # not of the paper
 
 IMAGENETTE = "imagenette"
