@@ -1,7 +1,7 @@
 """The fused kernels: on a CPU in Triton's interpreter, and with the method's property suite on CUDA where there is one.
 
 Triton decides when it is imported whether it interprets. So `test_in_the_interpreter` runs this file once more, in a
-process of its own; the tests below it run only there or on CUDA.
+process of its own, and `test_fused.py` too; the tests below it run only there or on CUDA.
 """
 
 import os
@@ -11,17 +11,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from smoothout import AdaSmoothOut, Bernoulli, Gaussian, Rademacher, SmoothOut, Uniform, filters
+from kernel_cases import (
+    DEVICE,
+    INTERPRETED,
+    TENSORS,
+    assert_equal,
+    kernels_for,
+    needs_cuda,
+    needs_kernels,
+    noise_of,
+    philox,
+    rounded,
+    weights,
+)
+from smoothout import Gaussian, Rademacher, Uniform, filters
 from smoothout.filters import FilterLayout
 
 HERE = Path(__file__).parent
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
-needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
-
 SUITE = ["test_perturb.py", "test_smooth.py", "test_attach.py", "test_ensemble.py"]
 # About foreach's blocks and order of elements, or the CPU by name.
 NOT_OF_THE_KERNELS = (
@@ -43,7 +50,7 @@ def run(*command: str, **environment: str) -> str:
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
     environment = {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    output = run("-m", "pytest", Path(__file__).name, "-m", "not gpu", **environment)
+    output = run("-m", "pytest", Path(__file__).name, "test_fused.py", "-m", "not gpu", **environment)
     assert "passed" in output
 
 
@@ -56,65 +63,6 @@ def test_the_property_suite_on_cuda(file):
 
 def test_importing_smoothout_does_not_import_triton():
     run("-c", "import sys, smoothout; assert not {'triton', 'smoothout.fused', 'smoothout.kernels'} & set(sys.modules)")
-
-
-# ---- cases -----------------------------------------------------------------------------------------------------------
-
-# Every way that the kernels have to do a part: (shape, layout).
-TENSORS = {
-    "narrow filters": ((9, 12), FilterLayout(0)),
-    "filters of a few hundred": ((5, 300), FilterLayout(0)),
-    "filters of a thousand": ((2, 1200), FilterLayout(0)),
-    "filters beyond a tile": ((1, 3000), FilterLayout(0)),
-    "odd filters": ((7, 27), FilterLayout(0)),
-    "large odd filters": ((2, 701), FilterLayout(0)),
-    "biases": ((10,), FilterLayout("element")),
-    "a scalar": ((), FilterLayout("element")),
-    "columns": ((20, 6), FilterLayout(1)),
-    "transposed, in groups": ((8, 6, 3, 3), FilterLayout(1, groups=2)),
-    "with a clean row": ((6, 8), FilterLayout(0, clean_row=2)),
-    "empty": ((0, 4), FilterLayout(0)),
-}
-
-
-def weights(dtype=torch.float32):
-    return [torch.randn(shape, device=DEVICE).to(dtype) for shape, _ in TENSORS.values()]
-
-
-def kernels_for(tensors, noise=None, scale=None, layouts=None, launch=None, **numbers):
-    from smoothout.fused import Fused, can_fuse
-    from smoothout.tables import Launch, Part
-
-    noise, scale = noise or Uniform(), scale or filters.Absolute()
-    layouts = layouts or [layout for _, layout in TENSORS.values()]
-    parts = [
-        Part(w, torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=w.device), layout, i, 0, 0)
-        for i, (w, layout) in enumerate(zip(tensors, layouts))
-    ]
-    parts = [Part(**(part.__dict__ | numbers)) for part in parts]
-    assert can_fuse(parts, noise)
-    return Fused(parts, noise, scale, Launch(**launch or {}))
-
-
-def noise_of(tensors, strength=1.0, seed=1, step=0, draw=0, **others):
-    fused = kernels_for(tensors, **others)
-    fused.set_position(seed, step, strength)
-    return fused.noise(draw)
-
-
-def assert_equal(ones, others):
-    for one, other in zip(ones, others, strict=True):
-        assert torch.equal(one, other)
-
-
-def philox(key, counter, rounds=10):
-    """Philox 4×32 (Salmon et al., 2011) in Python's integers."""
-    k0, k1, (c0, c1, c2, c3) = key % 2**32, key >> 32, counter
-    for _ in range(rounds):
-        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b % 2**32, (a >> 32) ^ c3 ^ k1, a % 2**32
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return c0, c1, c2, c3
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------
@@ -212,7 +160,7 @@ def test_a_channels_last_weight_has_the_noise_of_a_contiguous_one_in_the_order_o
     fused.set_position(1, 0, 1.0)
     copies = [torch.empty_like(last, dtype=torch.bfloat16)]
     fused.draw_into(copies)
-    assert_equal(copies, [_rounded(last + theta, torch.bfloat16)])
+    assert_equal(copies, [rounded(last + theta, torch.bfloat16)])
     before = last.clone()
     fused.apply()
     assert_equal([last], [before + theta])
@@ -276,231 +224,3 @@ def test_weight_scaling_and_sign():
     before = [w.clone() for w in tensors]
     fused.apply(sign=-1.0)
     assert_equal(tensors, [w - 0.5 * n for w, n in zip(before, raw)])
-
-
-# ---- what is written -------------------------------------------------------------------------------------------------
-
-
-@needs_kernels
-@pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(torch.float32, filters.Filter()), (torch.bfloat16, filters.Filter()), (torch.float16, filters.Absolute())],
-    ids=str,
-)
-def test_apply_adds_the_noise_rounded_once_and_restore_is_exact(dtype, scale):
-    tensors = weights(dtype)
-    tensors[0].view(-1)[0] = -0.0
-    tensors[3] = torch.zeros(3001, device=DEVICE, dtype=dtype)[1:].view(1, 3000).copy_(tensors[3])  # misaligned
-    before = [w.clone() for w in tensors]
-    fused = kernels_for(tensors, scale=scale)
-    fused.set_position(7, 3, 0.1)
-    theta = fused.noise(2)
-    copies = [torch.empty_like(w) for w in tensors]
-    fused.draw_into(copies, 2)
-    assert_equal(tensors, before)
-    fused.apply(2)
-    assert_equal(tensors, [_rounded(w.float() + t, dtype) for w, t in zip(before, theta)])
-    assert_equal(copies, tensors)
-    fused.restore()
-    assert_equal([w.view(torch.uint8) for w in tensors if w.ndim], [w.view(torch.uint8) for w in before if w.ndim])
-
-
-@needs_kernels
-@pytest.mark.parametrize("scale", [filters.Absolute(), filters.Weight(), filters.Filter()], ids=str)
-@pytest.mark.parametrize("noise", [Uniform(), Gaussian(), Rademacher()], ids=str)
-def test_destinations_of_another_dtype_get_the_sum_rounded_once(noise, scale):
-    tensors = weights()
-    fused = kernels_for(tensors, noise=noise, scale=scale)
-    fused.set_position(7, 3, 0.1)
-    sums = [w + t for w, t in zip(tensors, fused.noise(2))]
-    opposite = [w - t for w, t in zip(tensors, fused.noise(2))]
-    copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in tensors]
-    fused.draw_into(copies, 2)
-    assert_equal(copies, [_rounded(s, torch.bfloat16) for s in sums])
-    copies = [torch.empty_like(w, dtype=torch.float16) for w in tensors]
-    fused.draw_into(copies, 2, sign=-1.0)
-    assert_equal(copies, [s.half() for s in opposite])
-    with pytest.raises(ValueError, match="have several"):
-        fused.draw_into([copies[0].float(), *copies[1:]])
-
-
-def _rounded(values, dtype):
-    if INTERPRETED and dtype is torch.bfloat16:  # the interpreter cuts off where the hardware rounds
-        return (values.view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
-    return values.to(dtype)
-
-
-@needs_kernels
-@pytest.mark.parametrize(("seed", "step"), [(-1, 0), (-(2**63), 2**33 + 1), (2**62 + 5, 2**31)])
-def test_a_position_in_arguments_is_that_in_memory_and_stays_there(seed, step):
-    tensors = [torch.randn(4, 8, device=DEVICE)]
-    fused = kernels_for(tensors, layouts=[FilterLayout(0)])
-    fused.at(seed, step, 0.3)
-    given = fused.noise(1)
-    assert_equal(given, noise_of(tensors, strength=0.3, seed=seed, step=step, draw=1, layouts=[FilterLayout(0)]))
-    fused.advance()
-    expected = noise_of(tensors, strength=0.3, seed=seed, step=step + 1, draw=1, layouts=[FilterLayout(0)])
-    assert_equal(fused.noise(1), expected)
-
-
-@needs_kernels
-def test_advance_goes_to_the_next_step():
-    tensors = weights()
-    fused = kernels_for(tensors)
-    fused.set_position(7, 3, 0.1)
-    fused.advance()
-    assert_equal(fused.noise(1), noise_of(tensors, strength=0.1, seed=7, step=4, draw=1))
-
-
-@needs_kernels
-def test_a_restore_before_the_draw_writes_nothing():
-    """An interrupt may come between the two: the backups are not there yet."""
-    tensors = weights()
-    before = [w.clone() for w in tensors]
-    fused = kernels_for(tensors)
-    for step in range(3):
-        (fused.set_position if step == 1 else fused.at)(0, step, 1.0)
-        fused.restore()
-        assert_equal(tensors, before)
-        fused.apply()
-        fused.restore()
-        assert_equal(tensors, before)
-        for w in tensors:
-            w.add_(1.0)
-        before = [w.clone() for w in tensors]
-
-
-@needs_kernels
-def test_many_tensors_take_one_launch_each_way(monkeypatch):
-    from smoothout.fused import Fused
-
-    launches = []
-    launch = Fused._launch
-    monkeypatch.setattr(Fused, "_launch", lambda self, *a, **k: (launches.append(a[0]), launch(self, *a, **k)))
-    model = nn.ParameterList(nn.Parameter(torch.randn(3, i + 1, device=DEVICE)) for i in range(40))
-    smooth = AdaSmoothOut(model)
-    assert smooth._perturbation.generator_kind == "fused"
-    before = [p.detach().clone() for p in model]
-    versions = [p._version for p in model]
-    launches.clear()
-    with smooth.perturbed():
-        assert len(launches) == 1
-        assert not any(torch.equal(p, b) for p, b in zip(model, before))
-        assert all(p._version > v for p, v in zip(model, versions))  # autograd notices
-        versions = [p._version for p in model]
-    assert len(launches) == 2
-    assert all(p._version > v for p, v in zip(model, versions))
-    assert_equal(model, before)
-
-
-@needs_kernels
-def test_draw_into_gives_the_weights_that_perturbed_has():
-    model = nn.Linear(6, 5, device=DEVICE)
-    smooth = AdaSmoothOut(model)
-    p = smooth._perturbation
-    p.set_position(smooth.current_strength, 0)
-    copies = [torch.empty_like(w) for w in p.local_weights]
-    p.draw_into(copies)
-    with smooth.perturbed():
-        assert_equal(copies, p.local_weights)
-    p.set_position(0.1, 4)
-    p.advance()
-    p.draw_into(copies, 1, sign=-1.0)
-    assert_equal(copies, [w - t for w, t in zip(p.local_weights, p.draw(0.1, 5, 1))])
-    with pytest.raises(ValueError, match="destination needs its weight's shape"):
-        p.draw_into([torch.empty(6, 5, device=DEVICE), copies[1]])
-
-
-@needs_kernels
-def test_what_the_kernels_cannot_do_foreach_does(monkeypatch):
-    model = nn.Linear(6, 5, device=DEVICE)
-    others = [
-        SmoothOut(nn.Linear(6, 5, device=DEVICE).double()),
-        SmoothOut(model, noise=Bernoulli(0.5), scale="weight"),
-        SmoothOut(nn.ParameterList([nn.Parameter(torch.randn(4, 1, device=DEVICE).expand(4, 3))])),
-    ]
-    assert [s._perturbation.generator_kind for s in others] == [DEVICE] * 3
-    assert SmoothOut(model)._perturbation.generator_kind == "fused"
-    monkeypatch.setenv("SMOOTHOUT_KERNELS", "foreach")
-    assert SmoothOut(model)._perturbation.generator_kind == DEVICE
-
-
-# ---- CUDA graphs and streams -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_captured_graph_draws_the_next_steps_noise_at_every_replay():
-    model = nn.Linear(32, 32, device="cuda")
-    smooth, plain = AdaSmoothOut(model), AdaSmoothOut(model)
-    seen = torch.empty_like(model.weight)
-    expected = []
-    for _ in range(5):
-        with plain.perturbed():
-            expected.append(model.weight.detach().clone())
-    before = model.weight.detach().clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # step 0: warm-up
-        with smooth.perturbed():
-            seen.copy_(model.weight.detach())
-    torch.cuda.current_stream().wait_stream(stream)
-    assert torch.equal(seen, expected[0])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        with smooth.perturbed():
-            seen.copy_(model.weight.detach())
-    for step in range(1, 5):
-        graph.replay()
-        assert torch.equal(seen, expected[step])
-        assert torch.equal(model.weight, before)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_nothing_waits_for_the_device():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).cuda().to(memory_format=torch.channels_last)
-    for smooth in (SmoothOut(model), AdaSmoothOut(model, noise="gaussian")):
-        with smooth.perturbed():
-            pass
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            with smooth.samples(3) as draws:
-                for _ in draws:
-                    pass
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_captured_graph_advances_and_draws_into_bf16():
-    model = nn.Linear(32, 32, device="cuda")
-    p, twin = (AdaSmoothOut(model)._perturbation for _ in range(2))
-    copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in p.local_weights]
-    p.set_position(0.2, 6)
-    p.draw_into(copies)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        p.advance()
-        p.draw_into(copies, 1, sign=-1.0)
-    for step in (7, 8, 9):
-        graph.replay()
-        assert_equal(copies, [(w - t).bfloat16() for w, t in zip(p.local_weights, twin.draw(0.2, step, 1))])
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_draws_on_parallel_streams():
-    model = nn.Linear(64, 64, device="cuda")
-    p = AdaSmoothOut(model)._perturbation
-    p.set_position(0.2, 3)
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    copies = [[torch.empty_like(w) for w in p.local_weights] for _ in streams]
-    for draw, (stream, mine) in enumerate(zip(streams, copies)):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            p.draw_into(mine, draw)
-    torch.cuda.synchronize()
-    for draw, mine in enumerate(copies):
-        assert_equal(mine, [w + t for w, t in zip(p.local_weights, p.draw(0.2, 3, draw))])

@@ -259,9 +259,9 @@ def test_a_model_that_moved_is_found_again():
 
 
 def test_blocks_cover_every_element_once_and_large_tensors_are_cut_by_rows():
-    model = nn.Sequential(nn.Linear(700, 900), nn.Linear(900, 3), nn.ConvTranspose1d(600, 500, 1))
+    model = nn.Sequential(nn.Linear(1400, 900), nn.Linear(900, 3), nn.ConvTranspose1d(1200, 500, 1))
     perturbation: Perturbation = SmoothOut(model)._perturbation
-    assert len(perturbation._blocks) == 6  # 3 of 630,000 elements, small, one transposed that is never cut, small
+    assert len(perturbation._blocks) == 6  # 3 of 1,260,000 elements, small, one transposed that is never cut, small
     theta = perturbation.draw(1.0, 0)
     for values, parameter in zip(theta, model.parameters()):
         assert values.shape == parameter.shape

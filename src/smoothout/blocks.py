@@ -20,8 +20,8 @@ from smoothout.filters import FilterLayout
 
 
 def block_elements(device: torch.device) -> int:
-    """Elements filled at once: on a CPU they and their weights stay in the cache, elsewhere few kernels matter more."""
-    return 2**18 if device.type == "cpu" else 2**24
+    """Elements filled at once: on a CPU they and their weights stay in a cache, elsewhere few kernels matter more."""
+    return 2**19 if device.type == "cpu" else 2**24
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ def filter_factors(pieces: list[Piece], θ: list[Tensor], strength: float, epsil
     norms_θ = [_norms(piece, values) for piece, values in zip(pieces, θ)]
     if epsilon:
         norms_θ = torch._foreach_add(norms_θ, epsilon)
-    factors = torch._foreach_mul(norms_w, strength)
-    torch._foreach_div_(factors, torch._foreach_clamp_min(norms_θ, filters.SMALLEST_NORM))
-    return list(factors)
+    torch._foreach_mul_(norms_w, strength)
+    torch._foreach_div_(norms_w, torch._foreach_clamp_min(norms_θ, filters.SMALLEST_NORM))
+    return norms_w
 
 
 def numel(shape: tuple[int, ...]) -> int:

@@ -138,7 +138,7 @@ class Fused:
             self._captured_step = step
             return
         self._captured_step = None
-        self._arguments = (*_halves(seed), *_halves(step), strength, 0)
+        self._arguments = (*_halves(seed), *_halves(step), float(strength), 0)
         if not backed_up:
             self._token = self._token % (2**31 - 1) + 1
 
