@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from record import arguments, finish, summary
+from record import Rows, arguments, finish, summary
 
 from smoothout.lab.config import resolve
 from smoothout.lab.data import Dataset, load
@@ -82,7 +82,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True  # as training has it
     args = arguments(__doc__, data_root="", epochs=5, lanes="4,8,16", slow_loops=1)
     dataset = data(args.data_root)
-    rows = []
+    rows = Rows()
     for lanes in map(int, args.lanes.split(",")):
         for method in ("adasmoothout", "plain"):
             whole_step.LANES = lanes

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import torch
-from record import arguments, finish
+from record import Rows, arguments, finish
 from torch import nn
 
 from smoothout import SmoothOut
@@ -52,7 +52,7 @@ def main() -> None:
     if args.child:
         print(on_cpu(args.child)["peak"])
         return
-    rows = []
+    rows = Rows()
     for scale in ("absolute", "filter"):
         if args.device == "cuda":
             measured = on_cuda(scale)

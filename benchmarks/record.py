@@ -28,6 +28,14 @@ def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Rows(list):
+    """Rows of a table, each shown as it comes: a benchmark that is stopped has said what it knew."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        super().append(row)
+        print("; ".join(f"{name} {_cell(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
+
+
 def in_turns(
     functions: dict[str, Callable[[], Any]], rounds: int, device: str, warm_up: int = 3, block: int = 1
 ) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from record import arguments, device_milliseconds, finish, milliseconds, summary
+from record import Rows, arguments, device_milliseconds, finish, milliseconds, summary
 from torch import nn
 
 from smoothout import SmoothOut
@@ -30,7 +30,7 @@ def measure(elements: int, tensors: int, scale: str, device: str, rounds: int) -
 
 def main() -> None:
     args = arguments(__doc__, rounds=7, largest=9)
-    rows = []
+    rows = Rows()
     for scale in ("absolute", "filter"):
         for power in range(4, args.largest + 1):
             rows.append(measure(10**power, 10, scale, args.device, args.rounds))

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from epoch_time import data
-from record import arguments, finish, summary
+from record import Rows, arguments, finish, summary
 
 from smoothout.lab.config import resolve
 from smoothout.lab.runs import load_run
@@ -30,7 +30,7 @@ def seconds(folder: Path, configs: list, together: int, device: str) -> list[flo
 def main() -> None:
     args = arguments(__doc__, data_root="", seeds=5, epochs=14, batches="256,5000", methods="plain,smoothout")
     dataset = data(args.data_root)
-    rows = []
+    rows = Rows()
     with mock.patch.object(build, "load_dataset", return_value=dataset), tempfile.TemporaryDirectory() as out:
         for batch_size in map(int, args.batches.split(",")):
             for method in args.methods.split(","):

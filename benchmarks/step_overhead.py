@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import torch
-from record import arguments, device_milliseconds, finish, in_turns, ratios, summary
+from record import Rows, arguments, device_milliseconds, finish, in_turns, ratios, summary
 from torch import Tensor, nn
 
 from smoothout import AdaSmoothOut, SmoothOut
@@ -80,10 +80,10 @@ def tokens(device: str) -> tuple[Tensor, Tensor]:
 # The model, its batch, rounds, and steps in a block.
 CASES = {
     "cuda": {
-        "ResNet44, batch 128": (lambda: build("resnet44"), images(128, 32, 10), 15, 8),
-        "ResNet44, batch 2048": (lambda: build("resnet44"), images(2048, 32, 10), 11, 5),
-        "ResNet18 at 224, batch 256": (lambda: build("resnet18"), images(256, 224, 1000), 15, 5),
-        "GPT-2-small size, 32 × 1024 tokens": (Transformer, tokens, 7, 3),
+        "ResNet44, batch 128": (lambda: build("resnet44"), images(128, 32, 10), 9, 8),
+        "ResNet44, batch 2048": (lambda: build("resnet44"), images(2048, 32, 10), 7, 5),
+        "ResNet18 at 224, batch 256": (lambda: build("resnet18"), images(256, 224, 1000), 11, 5),
+        "GPT-2-small size, 32 × 1024 tokens": (Transformer, tokens, 5, 3),
     },
     "cpu": {"conv net of 5.1 M at 32 × 32, batch 32": (small_conv_net, images(32, 32, 10), 25, 1)},
 }
@@ -198,7 +198,7 @@ def draw_and_restore(model: nn.Module, device: str, rounds: int) -> dict[str, di
 
 def main() -> None:
     args = arguments(__doc__, rounds=0, only="")
-    rows = []
+    rows = Rows()
     for case, (make, make_batch, rounds, block) in CASES[args.device].items():
         if args.only not in case:
             continue
