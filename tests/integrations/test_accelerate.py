@@ -42,7 +42,7 @@ def sgd(model):
 def accelerator(**settings):
     for state in (AcceleratorState, GradientState, PartialState):  # one process runs many tests
         state._reset_state()
-    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE, **settings)
+    return accelerate.Accelerator(**{"cpu": True, "gradient_accumulation_steps": ACCUMULATE, **settings})
 
 
 class Loop:
@@ -127,6 +127,17 @@ def test_checkpoints_are_clean_and_resume_is_bit_equal(tmp_path):
 def test_bf16():
     loop = Loop(accelerator={"mixed_precision": "bf16"}).epoch()
     assert loop.noisy == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_fp16_with_its_gradient_scaler_on_cuda():
+    loop = Loop(accelerator={"mixed_precision": "fp16", "cpu": False})
+    before = [p.clone() for p in loop.bare.parameters()]
+    loop.epoch().epoch()
+    assert loop.accelerator.scaler is not None
+    assert loop.noisy == 2 * len(loop.loader)
+    assert any(not torch.equal(p, q) for p, q in zip(loop.bare.parameters(), before))
 
 
 def test_what_is_not_supported_is_refused():

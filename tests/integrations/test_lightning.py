@@ -79,11 +79,9 @@ class Regression(L.LightningModule):
 
 
 def fit(module, callbacks, folder, ckpt_path=None, train=None, trainer_class=L.Trainer, **settings):
-    settings = {"max_epochs": EPOCHS, "accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": 1.0} | settings
-    trainer = trainer_class(
-        default_root_dir=folder, callbacks=callbacks, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, **settings,
-    )  # fmt: skip
+    defaults = {"max_epochs": EPOCHS, "accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": 1.0}
+    defaults |= {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = trainer_class(default_root_dir=folder, callbacks=callbacks, **(defaults | settings))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # ours: an optimizer's step without a perturbed forward
         warnings.filterwarnings("ignore", module="lightning|pytorch_lightning")
@@ -270,6 +268,21 @@ def test_other_precisions(tmp_path, precision):
     module = Cast()
     fit(module, [SmoothOutCallback(0.3, **SETTINGS)], tmp_path, precision=precision)
     assert module.noisy == EPOCHS * 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+def test_half_precision_on_cuda(tmp_path, precision):
+    class Moved(Regression):
+        def on_fit_start(self):
+            self.clean = self.copy()
+
+    module = Moved()
+    fit(module, [SmoothOutCallback(0.3, **SETTINGS)], tmp_path, precision=precision, accelerator="gpu", devices=1)
+    assert module.noisy == EPOCHS * 6
+    assert module.validated > 0
+    assert module.saved > 0
 
 
 def test_the_same_library_under_its_older_name(tmp_path):

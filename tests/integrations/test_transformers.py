@@ -68,7 +68,7 @@ class Watch(hf.TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         saved = load_file(f"{args.output_dir}/checkpoint-{state.global_step}/model.safetensors")
         for name, p in saved.items():
-            assert torch.equal(p, self.clean[name]), name
+            assert torch.equal(p, self.clean[name].cpu()), name
         self.saved += 1
 
 
@@ -153,6 +153,17 @@ def test_a_second_training_starts_its_noise_anew(tmp_path):
 def test_bf16_and_gradient_checkpointing(tmp_path):
     _, watch = train(tmp_path, SmoothOutCallback(0.3, **SETTINGS), bf16=True, gradient_checkpointing=True)
     assert (watch.noisy, watch.evaluated, watch.saved) == (STEPS * ACCUMULATE, 3, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_on_cuda(tmp_path, precision):
+    trainer, watch = train(tmp_path, SmoothOutCallback(0.3, **SETTINGS), use_cpu=False, **{precision: True})
+    assert (watch.noisy, watch.saved) == (STEPS * ACCUMULATE, 2)
+    assert watch.evaluated > 0
+    assert watch.is_clean()
+    assert torch.isfinite(torch.tensor(trainer.state.log_history[-1]["train_loss"]))
 
 
 def test_restore_after_an_interrupted_backward(tmp_path):
