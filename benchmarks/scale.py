@@ -143,7 +143,7 @@ def in_two_processes(largest: int, rounds: int) -> list[dict[str, Any]]:
 
 @cache
 def h200(scale: str) -> dict[str, float]:
-    """Fused kernels on one H200, fp32, by the record: device time a parameter, the host's at all and for each tensor."""
+    """Fused kernels on one H200, fp32, by the record: device time a parameter, the host's at all and a tensor."""
     rows = [row for row in json.loads(ON_H200.read_text())["rows"] if row["scale"] == scale]
 
     def called(parameters: int, tensors: int) -> float:
