@@ -69,7 +69,7 @@ def test_a_row_says_what_the_records_say(packed):
 
 def test_sharpness_has_its_status_and_no_gain_is_claimed_where_zero_is_inside(packed):
     rows = table_1(packed)
-    assert rows["C1, CIFAR-10, batch 5000: baseline"]["sharpness, status⁴"].text == "3,083 (1 converged)"
+    assert rows["C1, CIFAR-10, batch 5000: baseline"]["sharpness⁴"].text == "3,083 (1 of 1)"
     small = rows["C1, CIFAR-10, batch 256: SmoothOut"]
     assert (small["effect³"].tone, small["sign"].text) == ("faint", "no difference")
     unmeasured = rows["F1, MNIST, batch 256: baseline"]

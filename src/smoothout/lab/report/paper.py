@@ -17,7 +17,7 @@ from smoothout.lab.runs import Record
 SHARPNESS = "sharpness-train"
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
-    *("sharpness, status⁴", "paper's", "gradient evaluations", "seconds"),
+    *("sharpness⁴", "paper's", "gradient evaluations", "seconds"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
@@ -26,8 +26,8 @@ NOTES = (
     "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one.",
     "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
-    "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; how many runs ended in "
-    "which status. The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
+    "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; of how many runs the "
+    "best start converged (the others ended at the limit of iterations). The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
 )
 
 
@@ -145,11 +145,10 @@ def _sharpness(found: Sequence[Found]) -> Cell:
     results = [result for result in results if result is not None]
     if not results:
         return Cell("–", "faint")
-    statuses = sorted({result.status for result in results})
-    counts = ", ".join(f"{sum(r.status == status for r in results)} {status}" for status in statuses)
+    converged = sum(result.status == "converged" for result in results)
     sample = Sample(tuple(result.value for result in results))
     spread = "" if sample.sd is None else f" ± {_amount(sample.sd)}"
-    return Cell(f"{_amount(sample.mean)}{spread} ({counts})")
+    return Cell(f"{_amount(sample.mean)}{spread} ({converged} of {len(results)})")
 
 
 def _amount(value: float) -> str:
