@@ -27,7 +27,8 @@ NOTES = (
     "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
     "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; of how many runs the "
-    "best start converged (the others ended at the limit of iterations). The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
+    "best start converged (the others ended at the limit of iterations). The paper's values come from a solver with a "
+    "wrong sign: compare the sense, not the value.",
 )
 
 
