@@ -35,7 +35,7 @@ def sgd(model):
 
 
 def batches(n, size=8):
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     return [(torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(n)]
 
 

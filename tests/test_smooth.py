@@ -25,7 +25,7 @@ def squared_error(model, batch):
 
 
 def batches(n, size=8, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     return [
         (torch.randn(size, 6, generator=generator, dtype=dtype), torch.randn(size, 3, generator=generator, dtype=dtype))
         for _ in range(n)
