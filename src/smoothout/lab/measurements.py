@@ -97,9 +97,12 @@ def take_interpolation(
 def _surroundings(trained: Trained, started: float) -> dict[str, Any]:
     device = next(trained.model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    # Of torch's own default: convolutions of fp32 numbers round their factors to 10 bits, matrix products do not.
+    rounds = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return {
         "weights": trained.which,
         "seconds": round(time.monotonic() - started, 3),
         "device": name,
+        "precision": "fp32, convolutions in TF32" if rounds else "fp32",
         "torch": torch.__version__,
     }
