@@ -6,11 +6,6 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-from matplotlib.figure import Figure as Canvas
-
 from smoothout.lab.report.groups import Group
 from smoothout.lab.runs import EpochMetrics
 
@@ -32,6 +27,9 @@ STYLE = {
 
 def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) -> str:
     """Draw on one pair of axes and return the picture as text."""
+    import matplotlib  # here, so that commands which draw nothing start sooner
+    from matplotlib.figure import Figure as Canvas
+
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{id(draw)}"}):
         canvas = Canvas(figsize=size, layout="constrained")
         draw(canvas.add_subplot())

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from smoothout.lab.config import Config
 from smoothout.lab.methods import METHODS
@@ -111,7 +111,7 @@ def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Differen
         vx, vy = (x.sd or 0.0) ** 2 / x.n, (y.sd or 0.0) ** 2 / y.n
         mean, error = y.mean - x.mean, math.sqrt(vx + vy)
         freedom = (vx + vy) ** 2 / (vx**2 / (x.n - 1) + vy**2 / (y.n - 1)) if vx + vy else x.n + y.n - 2
-    half = float(stats.t.ppf(0.975, freedom)) * error
+    half = float(stdtrit(freedom, 0.975)) * error
     return Difference(mean, mean - half, mean + half, min(len(a), len(b)), paired)
 
 

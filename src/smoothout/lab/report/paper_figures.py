@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from smoothout.lab.experiments.records import Records
@@ -56,6 +55,8 @@ def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
 
 def to_png(draw: Draw) -> bytes:
     """The picture as a file of pixels."""
+    import matplotlib
+
     with matplotlib.rc_context(figures.STYLE):
         axes = plots.new_axes(SIZE)
         draw(axes)
