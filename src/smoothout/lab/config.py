@@ -13,6 +13,7 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -87,9 +88,8 @@ class Config:
     compile: bool = _setting(False, "Run", "torch.compile the model")
 
     def __post_init__(self) -> None:
-        types_of = get_type_hints(type(self))
         for each in fields(self):
-            object.__setattr__(self, each.name, _converted(each, types_of[each.name], getattr(self, each.name)))
+            object.__setattr__(self, each.name, _converted(each, _types()[each.name], getattr(self, each.name)))
         if self.draws == "1":
             object.__setattr__(self, "draws", "one")  # one run, one hash
         _check_numbers(self)
@@ -104,7 +104,7 @@ class Config:
         """Every setting, as JSON takes it."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Twelve hexadecimal digits of what determines the result.
 
@@ -123,6 +123,11 @@ class Config:
         """A saved configuration; a setting that did not exist when it was saved has its default."""
         check_names(settings)
         return cls(**settings)
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Config)
 
 
 def setting_names() -> list[str]:
@@ -202,9 +207,8 @@ def _known_strength(settings: Mapping[str, Any]) -> float:
 
 def _converted_all(settings: Mapping[str, Any]) -> dict[str, Any]:
     check_names(settings)
-    types_of = get_type_hints(Config)
     return {
-        each.name: _converted(each, types_of[each.name], settings[each.name])
+        each.name: _converted(each, _types()[each.name], settings[each.name])
         for each in fields(Config)
         if each.name in settings
     }
