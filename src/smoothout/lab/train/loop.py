@@ -8,6 +8,7 @@ take turns in one process.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -96,7 +97,7 @@ class Trainer:
         self._best: dict[str, Tensor] = {}  # weights of the best epoch
         self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
         self._correct = torch.zeros((), device=device)
-        self._rate = 0.0
+        self._rate = math.nan  # none was set yet
         self.steps = self._make_steps()
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
