@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ class Surroundings:
     checkpoint_every: int = 1
     workers: int | None = None
     cuda_graphs: bool = True
-    together: int = 1  # runs that share the device now: a run's seconds are its share
+    clock: Callable[[], float] = time.monotonic  # of runs that share a device, it gives each its share
 
 
 class Trainer:
@@ -119,8 +119,7 @@ class Trainer:
         return WholeStep(self.method, self.update, self.batches, sums, amp=self.config.amp, capture=capture)
 
     def _now(self) -> float:
-        """A clock by which runs that share a device each have their share of the time."""
-        return time.monotonic() / self.around.together
+        return self.around.clock()
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
