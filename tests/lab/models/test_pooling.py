@@ -89,3 +89,11 @@ def test_elsewhere_it_is_torchs_own():
         assert y.grad_fn.name().startswith("MaxPool2DWithIndices")
         assert torch.equal(y, F.max_pool2d(x, pool.kernel_size, pool.stride, **window))
     assert not issubclass(_Pool, torch.nn.Module)
+
+
+def test_what_a_byte_cannot_hold_and_what_torch_alone_knows_is_left_to_torch():
+    assert MaxPool(16, 2)._window == (16, 2, 0)
+    assert MaxPool(17, 2)._window == ()
+    assert MaxPool(3, 2, padding=2)._window == ()
+    assert MaxPool(3, 2, return_indices=True)._window == ()
+    assert MaxPool((3, 3), 2)._window == ()

@@ -28,3 +28,6 @@ def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():
     assert not Difference(1.0, -0.1, 2.1, 5, True).is_shown
     assert not Difference(1.0, 0.9, 1.1, 2, True).is_shown
     assert Difference(-1.0, -1.9, -0.1, 3, False).is_shown
+    infinite = difference([0.0, 0.0, 0.0], [1.0, 1.0, float("inf")], paired=True)
+    assert infinite is not None
+    assert not infinite.is_shown

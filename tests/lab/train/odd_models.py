@@ -52,3 +52,50 @@ def nan_gradient_in_call_8(classes, input_shape):
 
 def with_dropout(classes, input_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 16), nn.Dropout(0.5), nn.Linear(16, classes))
+
+
+class _NewBuffer(nn.Module):
+    """Subtracts a running mean that is a new tensor after every pass."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(input_shape), classes)
+        self.register_buffer("mean", torch.zeros(math.prod(input_shape)))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+def new_buffer(classes, input_shape):
+    return _NewBuffer(classes, input_shape)
+
+
+class _NormTwice(nn.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(math.prod(input_shape), 16), nn.Linear(16, 16)
+        self.norm, self.last = nn.BatchNorm1d(16), nn.Linear(16, classes)
+
+    def forward(self, x):
+        inner = self.norm(self.first(x.flatten(1))).relu()
+        return self.last(self.norm(self.second(inner)).relu())
+
+
+def norm_twice(classes, input_shape):
+    return _NormTwice(classes, input_shape)
+
+
+class _SpareWeights(nn.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(math.prod(input_shape), classes), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1))
+
+
+def spare_weights(classes, input_shape):
+    return _SpareWeights(classes, input_shape)

@@ -10,7 +10,7 @@ from smoothout.lab.config import resolve
 from smoothout.lab.data import load
 from smoothout.lab.runs import NoFolder, load_run
 from smoothout.lab.train import loop
-from smoothout.lab.train.lanes import Flat, Weights
+from smoothout.lab.train.lanes import Flat, Lane, Weights, flat_size
 from smoothout.lab.train.processes import OneProcess
 from smoothout.lab.train.progress import Silence
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
@@ -84,6 +84,24 @@ def test_one_step_is_the_same_to_rounding(monkeypatch, tmp_path, device):
         torch.testing.assert_close(whole.weights()[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["new_buffer", "norm_twice", "spare_weights"])
+def test_a_users_network_is_trained_as_by_steps_one_by_one(monkeypatch, tmp_path, model, device):
+    ghosts = 0 if model == "new_buffer" else 150
+    settings = {"batch_size": 300, "epochs": 1, "ghost_batch_size": ghosts, "lr": 0.01, "method": "plain"}
+    config = resolve(model=f"odd_models:{model}", **settings)
+    whole, one_by_one = both_once(monkeypatch, tmp_path, config, device)
+    for name, value in one_by_one.weights().items():
+        torch.testing.assert_close(whole.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_lanes_are_in_training_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    trained = list(model.parameters())
+    lane = Lane(Weights(model, [], None), trained, torch.zeros(flat_size(trained)), None)
+    assert lane.replica[1].training
+
+
 def both_once(monkeypatch, tmp_path, config, device):
     runs = []
     for whole in (True, False):
@@ -101,9 +119,10 @@ def test_half_precision_weights_are_those_autocast_makes(monkeypatch, tmp_path, 
     assert whole.metrics[0].train_loss == pytest.approx(one_by_one.metrics[0].train_loss, rel=2e-2)
 
 
-def test_an_interrupted_run_goes_on_in_whole_steps(monkeypatch, tmp_path):
+@pytest.mark.parametrize("decay", [{}, {"lr_decay": 0.0, "milestones": (2,)}])
+def test_an_interrupted_run_goes_on_in_whole_steps(monkeypatch, tmp_path, decay):
     monkeypatch.setattr(loop, "can_capture", lambda around: True)
-    config = resolve(model="f1", batch_size=300, epochs=4, ghost_batch_size=100, draws="ghost", lr=0.01)
+    config = resolve(model="f1", batch_size=300, epochs=4, ghost_batch_size=100, draws="ghost", lr=0.01, **decay)
     train(config, tmp_path / "all", Options(device="cpu", quiet=True))
     ended = loop.Trainer._end_epoch
 
@@ -160,6 +179,20 @@ def test_it_says_where_it_cannot_be(monkeypatch, settings, reason):
     found = why_not(trainer.method, trainer.update, trainer.batches, is_compiled=False)
     assert reason in found
     assert bool(reason) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "ghosts", "reason"),
+    [("spare_weights", 0, "no gradient"), ("norm_twice", 64, "BatchNorm once"), ("norm_twice", 0, "")],
+)
+def test_a_pass_shows_where_it_cannot_be(monkeypatch, model, ghosts, reason):
+    trainer = trainer_of(monkeypatch, model=f"odd_models:{model}", method="plain", ghost_batch_size=ghosts)
+    random, before = torch.get_rng_state(), {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    found = why_not(trainer.method, trainer.update, trainer.batches, is_compiled=False)
+    assert reason in found
+    assert bool(reason) == bool(found)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
 
 
 def test_a_compiled_network_and_several_momenta_are_refused(monkeypatch):

@@ -72,7 +72,7 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
 
 def _verdict(claim: str, records: Records, base: Config, other: Config, sense: int) -> Verdict:
     """Whether every measure shows that `other` differs from `base` in the sense of the claim."""
-    found, texts = [], []
+    found, texts, counts = [], [], []
     for name, (kept, value) in MEASURES.items():
         before, after = (_values(records, config, kept, value) for config in (base, other))
         seeds = sorted(set(before) & set(after))
@@ -83,7 +83,9 @@ def _verdict(claim: str, records: Records, base: Config, other: Config, sense: i
         assert logs is not None
         low, middle, high = (math.exp(x) for x in (logs.low, logs.mean, logs.high))
         texts.append(f"{name} × {middle:.3g} [{low:.3g}, {high:.3g}]")
-    return Verdict(claim, _in_words(found, sense), f"{', '.join(texts)} (n = {len(seeds)})")
+        counts.append(len(seeds))
+    n = f"n = {counts[0]}" if len(set(counts)) == 1 else f"n = {', '.join(map(str, counts))}"
+    return Verdict(claim, _in_words(found, sense), f"{', '.join(texts)} ({n})")
 
 
 def _values(records: Records, config: Config, kept: str, value: Callable[[Any], float]) -> dict[int, float]:
@@ -99,6 +101,8 @@ def _in_words(found: Sequence[int], sense: int) -> str:
         return "holds by all three"
     if against == len(found):
         return "does not hold: the opposite by all three"
+    if not any(found):
+        return "none of the three shows anything"
     named = [
         f"{name} {'says so' if e == sense else 'the opposite' if e else 'shows nothing'}"
         for name, e in zip(MEASURES, found)

@@ -123,7 +123,7 @@ def _task(
     missing = wanted
     trains, is_begun = True, found is not None
     if found is not None and found.is_done:
-        missing = tuple(measuring for measuring in wanted if measuring.name not in found.measured)
+        missing = tuple(measuring for measuring in wanted if not found.has(measuring))
         if found.failure or not (missing or (lacks_line and not found.has_weights)):
             return None
         trains, is_begun = not found.has_weights, False

@@ -11,6 +11,7 @@ from typing import Any
 
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
+from smoothout.lab.experiments.vocabulary import Measuring
 from smoothout.lab.report.groups import Group
 from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
 
@@ -29,6 +30,13 @@ class Found:
     @property
     def is_done(self) -> bool:
         return self.run.record is not None or bool(self.failure)
+
+    def has(self, wanted: Measuring) -> bool:
+        """Whether this was measured, with these settings."""
+        if wanted.name not in self.measured:
+            return False
+        there = measurements.load_all(self.run.path).get(wanted.name)
+        return there is None or wanted.is_answered_by(there.how)
 
     def measurement(self, name: str) -> Any:
         """The result of that name, or None."""

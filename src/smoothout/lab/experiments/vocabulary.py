@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,6 +48,12 @@ class Measuring:
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.split}"
+
+    def is_answered_by(self, how: Mapping[str, Any]) -> bool:
+        """Whether a measurement made in this way is the wanted one: `smoothout measure` may have made another."""
+        told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
+        same = all(told.get(name, value) == value for name, value in self.settings)
+        return same and told.get("weights", "last") == "last" and told.get("images", 0) <= (self.images or math.inf)
 
     def name_for(self, seed: int) -> str:
         """The same for every seed."""

@@ -120,7 +120,7 @@ def _run(task: Task, place: Place) -> Outcome:
     there = measurements.load_all(folder)
     loaded: dict[int | None, Trained] = {}  # by the images it is measured on
     for wanted in task.measurements:
-        if wanted.name in there:
+        if wanted.name in there and wanted.is_answered_by(there[wanted.name].how):
             continue
         if not _has_time(task, wanted, place):
             return Outcome(task, "out of time", f"trained; {wanted.name} is still to be measured")

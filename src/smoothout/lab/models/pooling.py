@@ -44,14 +44,16 @@ class MaxPool(nn.MaxPool2d):
 
     @property
     def _window(self) -> tuple[int, ...]:
-        """Size, stride and padding, where they are one number each; else nothing."""
-        sizes = (self.kernel_size, self.stride, self.padding)
-        is_plain = self.dilation == 1 and not self.ceil_mode
-        return tuple(size for size in sizes if isinstance(size, int)) if is_plain and _whole(sizes) else ()
+        """Size, stride and padding, where they are one number each and a place in the window fits a byte; else nothing.
 
-
-def _whole(sizes: tuple[object, ...]) -> bool:
-    return all(isinstance(size, int) for size in sizes)
+        What torch refuses (a window that may lie in the padding) is left to torch too.
+        """
+        kernel, stride, padding = self.kernel_size, self.stride, self.padding
+        if self.dilation != 1 or self.ceil_mode or self.return_indices:
+            return ()
+        if not (isinstance(kernel, int) and isinstance(stride, int) and isinstance(padding, int)):
+            return ()
+        return (kernel, stride, padding) if kernel <= 16 and 2 * padding <= kernel else ()
 
 
 class _Pool(torch.autograd.Function):

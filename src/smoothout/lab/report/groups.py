@@ -96,7 +96,7 @@ class Difference:
     @property
     def is_shown(self) -> bool:
         """Whether a difference may be claimed: at least three runs a side, and zero outside the interval."""
-        return self.n >= 3 and not self.low <= 0.0 <= self.high
+        return self.n >= 3 and (self.low > 0.0 or self.high < 0.0)  # neither if a value is not finite
 
 
 def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Difference | None:

@@ -149,6 +149,8 @@ class Lane:
                 if parameter is not None:
                     module._parameters[slot] = leaves[id(parameter)]
             module._buffers.update(original._buffers)
+        self.replica.train()  # as the loop does with the network itself
+        self._buffers = [(m, name, b) for m in self.replica.modules() for name, b in m._buffers.items()]
         self._leaves = [leaves[id(p)] for p in trained]
         self._gradient, self._stage = Flat(trained, torch.float32, gradient), Flat(trained, torch.float32)
         self._groups = _by_dtype(self._leaves)
@@ -169,6 +171,15 @@ class Lane:
             norm.running_mean, norm.running_var = (view.data for view in self._statistics.views[2 * i : 2 * i + 2])
             norm.momentum, norm.num_batches_tracked = 1.0, None
 
+    @torch.no_grad()
+    def _keep_buffers_in_place(self) -> None:
+        """Where a pass put a new tensor in a buffer's place, the network's own buffer takes its values."""
+        for module, name, buffer in self._buffers:
+            new = module._buffers[name]
+            if new is not buffer and buffer is not None and new is not None:
+                buffer.copy_(new)
+                module._buffers[name] = buffer
+
     def turn(self) -> AbstractContextManager[object]:
         """Its stream, after everything that was begun on the current one."""
         stack = ExitStack()
@@ -188,6 +199,8 @@ class Lane:
         """One pass; the sums begin anew with the first."""
         with precision:
             outputs = self.replica(images)
+        if self._statistics is None:
+            self._keep_buffers_in_place()
         loss = F.cross_entropy(outputs.float(), labels) * share.loss
         gradients = torch.autograd.grad(loss, self._leaves)
         into = self._gradient if first else self._stage

@@ -8,8 +8,9 @@ take turns in one process.
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,7 +63,7 @@ class Surroundings:
     checkpoint_every: int = 1
     workers: int | None = None
     cuda_graphs: bool = True
-    together: int = 1  # runs that share the device now: a run's seconds are its share
+    clock: Callable[[], float] = time.monotonic  # of runs that share a device, it gives each its share
 
 
 class Trainer:
@@ -96,7 +97,7 @@ class Trainer:
         self._best: dict[str, Tensor] = {}  # weights of the best epoch
         self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
         self._correct = torch.zeros((), device=device)
-        self._rate = 0.0
+        self._rate = math.nan  # none was set yet
         self.steps = self._make_steps()
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
@@ -118,8 +119,7 @@ class Trainer:
         return WholeStep(self.method, self.update, self.batches, sums, amp=self.config.amp, capture=capture)
 
     def _now(self) -> float:
-        """A clock by which runs that share a device each have their share of the time."""
-        return time.monotonic() / self.around.together
+        return self.around.clock()
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 

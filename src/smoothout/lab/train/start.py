@@ -13,14 +13,14 @@ import torch
 from smoothout.lab.config import Config
 from smoothout.lab.data import Dataset
 from smoothout.lab.presets import TABLE_1_MODELS
-from smoothout.lab.runs import NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
+from smoothout.lab.runs import RESULT, NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
 from smoothout.lab.train.progress import Progress, progress_for
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
-from smoothout.lab.train.turns import Run, alone, in_turns
+from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
 
@@ -95,7 +95,9 @@ def attempt(
                 waiting = configs[len(results) :]
                 group = waiting[: _together(waiting, options, device, processes)]
                 make = partial(_one_run, options=options, device=device, processes=processes, stop=stop, data=data)
-                runs = [partial(make, each, folder_of(each), together=len(group)) for each in group]
+                together = sum(not (folder_of(each) / RESULT).exists() for each in group) if len(group) > 1 else 1
+                clock = Clock()
+                runs = [partial(make, each, folder_of(each), together=together, clock=clock) for each in group]
                 results += in_turns(runs, device, (RunError, Interrupted)) if len(runs) > 1 else [_alone(runs[0])]
             return results
     finally:
@@ -144,6 +146,7 @@ def _one_run(
     stop: StopRequest,
     data: _Data,
     together: int,
+    clock: Clock,
 ) -> Run[Record]:
     label = f"seed {config.seed}: " if together > 1 else ""
     progress = progress_for(processes.rank, options.quiet, label)
@@ -171,12 +174,13 @@ def _one_run(
             checkpoint_every=options.checkpoint_every,
             workers=options.workers,
             cuda_graphs=options.cuda_graphs,
-            together=together,
+            clock=clock,
         )
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size, together)
         folder.begin(config, provenance)  # not before all that the user named was found
         stack.enter_context(progress)
+        stack.enter_context(clock.at_work())
         if found:
             _go_on(trainer, found, progress, out)
         record = yield from trainer.run(provenance)

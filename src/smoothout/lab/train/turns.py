@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -10,6 +11,30 @@ import torch
 
 T = TypeVar("T")
 Run = Generator[None, None, T]
+
+
+class Clock:
+    """Seconds of runs that share a device: time is divided among those that are at work then."""
+
+    def __init__(self) -> None:
+        self._at_work, self._seconds, self._read = 0, 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._seconds += (now - self._read) / max(1, self._at_work)
+        self._read = now
+        return self._seconds
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Inside, there is one run more."""
+        self()
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self()
+            self._at_work -= 1
 
 
 class Turn:

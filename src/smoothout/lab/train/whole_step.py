@@ -6,6 +6,7 @@ how it is tested on a CPU.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -93,13 +94,37 @@ def why_not(method: Method, update: GhostStep, batches: Batches, is_compiled: bo
         return "its noise is not drawn by the fused kernels, or not taken back"
     if not all(torch._debug_has_internal_overlap(p) == 0 and _is_dense(p) for p in update.parameters):
         return "a weight has gaps in memory"
-    if len(passes_of(method, update.chunks)) > 1:
+    several = len(passes_of(method, update.chunks)) > 1
+    if several:
         norms = running_norms(update.model)
         known = {id(b) for norm in norms for b in norm.buffers()}
         if any(id(b) not in known for b in update.model.buffers()) or len({norm.momentum for norm in norms}) > 1:
             return "its buffers are not those of BatchNorm with one momentum"
         if any(norm.momentum is None for norm in norms):
             return "its BatchNorm has no momentum"
+    return _why_not_by_a_pass(update, batches, several)
+
+
+def _why_not_by_a_pass(update: GhostStep, batches: Batches, several: bool) -> str:
+    """What only a pass shows, here of a copy: layers and weights that are not used as they are counted on.
+
+    Args:
+        several: passes an update; else the network's own running statistics move, as often as they may.
+    """
+    model, device = copy.deepcopy(update.model).train(), batches.device
+    norms, calls = running_norms(model), []
+    for norm in norms:
+        norm.register_forward_hook(lambda layer, *_: calls.append(layer))
+    order, uniforms = batches.numbers(0)
+    size = ghost_sizes(batches.batch_size, update.chunks)[0]
+    images, _ = batches.gathered(order[:size].to(device), uniforms.to(device))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), update.precision():
+        outputs = model(images)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if any(gradient is None for gradient in torch.autograd.grad(outputs.sum(), trained, allow_unused=True)):
+        return "a weight has no gradient"
+    if several and sorted(map(id, calls)) != sorted(map(id, norms)):
+        return "a pass does not see each BatchNorm once"
     return ""
 
 
