@@ -38,7 +38,7 @@ def norm_relu(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -
 
 def _can_fuse(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None) -> bool:
     # First what costs least: torch.compile fuses by itself and must not trace further.
-    if torch.compiler.is_compiling() or not norm.training or not _on_a_device_for_kernels(x):
+    if torch.compiler.is_compiling() or not norm.training or not on_a_device_for_kernels(x):
         return False
     # Before anything is asked of x: inside a transform not all of it can be answered.
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -63,7 +63,8 @@ def _can_fuse(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None) -> bool:
     )
 
 
-def _on_a_device_for_kernels(x: Tensor) -> bool:
+def on_a_device_for_kernels(x: Tensor) -> bool:
+    """As SMOOTHOUT_KERNELS chooses."""
     wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")
     if x.is_cuda:
         return wanted != "foreach" and x.get_device() == torch.cuda.current_device()

@@ -1,0 +1,225 @@
+"""Convolutions of many ghost batches, each with its own weights, in one launch a direction.
+
+Images are in channels-last, so a convolution is a product of matrices: pixels × k with k × outputs, where k counts
+taps and channels and lies in memory as the weights have it, (ghost, outputs, rows, columns, channels). The matrix of
+patches is gathered tile by tile and never written. The gradient of the images is the same product with the roles of
+outputs and channels exchanged. That of the weights is summed over splits of the pixels, then over splits: there are no
+atomics, so results repeat bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes of a kernel's tiles: pixels, and taps × channels; then what the compiler is told."""
+
+    pixels: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
+
+
+# See benchmarks/ghost_conv.py.
+IMAGES = Tuning(pixels=128, depth=64, warps=4, stages=3)
+WEIGHTS = Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)
+
+
+@triton.jit
+def _patches(
+    images, image, row, column, start, inside,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    PADDING: tl.constexpr, BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """What a kernel sees from some pixels (image, row, column: n × 1), from the tap and channel `start` on.
+
+    Backwards: from which pixels of the result (which then are `images`) gradients come to these.
+    """
+    if CHANNELS % DEPTH == 0:  # one tap: a mask a pixel
+        tap = start // CHANNELS
+        channel = start % CHANNELS + tl.arange(0, DEPTH)[None, :]
+    else:
+        k = start + tl.arange(0, DEPTH)[None, :]
+        tap = k // CHANNELS
+        channel = k % CHANNELS
+        inside = inside & (tap < KERNEL * KERNEL)
+    if BACKWARDS:
+        h, w = row + PADDING - tap // KERNEL, column + PADDING - tap % KERNEL
+        if STRIDE > 1:
+            inside = inside & (h % STRIDE == 0) & (w % STRIDE == 0)
+            h, w = h // STRIDE, w // STRIDE
+    else:
+        h, w = row * STRIDE - PADDING + tap // KERNEL, column * STRIDE - PADDING + tap % KERNEL
+    inside = inside & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+    return tl.load(images + (((image * HEIGHT + h) * WIDTH + w) * CHANNELS + channel), inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def images_kernel(
+    images, weight, result, pixels, weight_stride,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
+    ghost = tl.program_id(1)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
+    inside = pixel < pixels
+    pixel += ghost * pixels
+    column, line = pixel % OUT_WIDTH, pixel // OUT_WIDTH
+    row, image = line % OUT_HEIGHT, line // OUT_HEIGHT
+    output = tl.arange(0, COLUMNS)[None, :]
+    weight += ghost * weight_stride
+    total = tl.zeros((PIXELS, COLUMNS), tl.float32)
+    for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
+        patches = _patches(
+            images, image, row, column, start, inside,
+            CHANNELS, HEIGHT, WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+        )  # fmt: skip
+        k = start + tl.arange(0, DEPTH)[:, None]
+        if BACKWARDS:
+            place = (k % CHANNELS) * (KERNEL * KERNEL * OUTPUTS) + (k // CHANNELS) * OUTPUTS + output
+        else:
+            place = output * (KERNEL * KERNEL * CHANNELS) + k
+        mask = (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS)
+        total = tl.dot(patches, tl.load(weight + place, mask, other=0.0), total, input_precision=PRECISION)
+    tl.store(result + pixel * OUTPUTS + output, total.to(result.dtype.element_ty), inside & (output < OUTPUTS))
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def weights_kernel(
+    images, upstream, partials, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels. Neighbours share these pixels in the cache."""
+    ghost = tl.program_id(2)
+    start = tl.program_id(0) * DEPTH
+    output = tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    for tile in range(TILES):
+        pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
+        inside = pixel < pixels
+        pixel += ghost * pixels
+        column, line = pixel % OUT_WIDTH, pixel // OUT_WIDTH
+        row, image = line % OUT_HEIGHT, line // OUT_HEIGHT
+        patches = _patches(
+            images, image, row, column, start, inside,
+            CHANNELS, HEIGHT, WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+        )  # fmt: skip
+        gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
+        total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
+    k = start + tl.arange(0, DEPTH)[:, None]
+    of_one = tl.program_id(1) * tl.num_programs(2) + ghost
+    place = (of_one * OUTPUTS + output) * (KERNEL * KERNEL * CHANNELS) + k
+    tl.store(partials + place, total, (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS))
+
+
+@triton.jit(do_not_specialize=["elements"])
+def sum_kernel(partials, result, elements, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Over splits, always in the same order."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(SPLITS):
+        total += tl.load(partials + number * elements + place, place < elements, other=0.0)
+    tl.store(result + place, total.to(result.dtype.element_ty), place < elements)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _quotient(whole: int, part: int) -> int:
+    """Rounded up."""
+    return -(-whole // part)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _width(channels: int) -> int:
+    """Of a tile: products of matrices are of 16 columns or more."""
+    return max(16, _power_of_two(channels))
+
+
+def _compiled(tuning: Tuning, deepest: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "PIXELS": tuning.pixels,
+        "DEPTH": min(tuning.depth, _width(deepest)),
+        "COLUMNS": _width(columns),
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # says something of fp32 only
+        "num_warps": tuning.warps,
+        "num_stages": tuning.stages,
+    }
+
+
+def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
+    ghosts, kernel = len(weight), weight.shape[-1]
+    pixels = result.numel() // result.shape[1] // ghosts
+    constants = _compiled(IMAGES, kernel**2 * source.shape[1], result.shape[1], source.dtype)
+    images_kernel[(_quotient(pixels, constants["PIXELS"]), ghosts)](
+        *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
+        *(kernel, stride, padding, backwards),
+        **constants,
+    )
+
+
+def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """x: (ghosts · images) × channels × …, channels-last; weight: ghosts × outputs × channels × kernel × kernel."""
+    kernel = weight.shape[-1]
+    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+    y = _empty((len(x), weight.shape[1], height, width), x)
+    _images(x, weight, y, stride, padding, False)
+    return y
+
+
+def input_gradient(upstream: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    """Of x, which only says its shape."""
+    dx = _empty(x.shape, x)
+    _images(upstream, weight, dx, stride, padding, True)
+    return dx
+
+
+def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Of the weight, which only says its shape; in its dtype, each ghost's in channels-last."""
+    ghosts, outputs, channels, kernel, _ = weight.shape
+    pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
+    constants = _compiled(WEIGHTS, depth, outputs, x.dtype)
+    blocks = _quotient(depth, constants["DEPTH"])
+    wanted = max(1, WEIGHTS.programs // (blocks * ghosts))
+    tiles = _power_of_two(_quotient(pixels, wanted * WEIGHTS.pixels))  # a kernel is compiled for each number
+    splits = _quotient(pixels, tiles * WEIGHTS.pixels)
+    partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
+    weights_kernel[(blocks, splits, ghosts)](
+        *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
+        **constants,
+        TILES=tiles,
+    )
+    result = torch.empty(ghosts, outputs, kernel, kernel, channels, dtype=weight.dtype, device=x.device)
+    sum_kernel[(_quotient(result.numel(), 512),)](partials, result, result.numel(), SPLITS=splits, BLOCK=512, num_warps=4)
+    return result.permute(0, 1, 4, 2, 3)
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def rehearse(device: torch.device) -> None:
+    """Compile and run once on a few numbers: a machine may lack what Triton needs."""
+    x, weight = torch.ones(1, 16, 1, 1, device=device), torch.ones(1, 16, 16, 1, 1, device=device)
+    y = forward(x, weight, 1, 0)
+    input_gradient(y, weight, x, 1, 0)
+    weight_gradient(y, x, weight, 1, 0)
