@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tuning:
-    """Sizes of a kernel's tiles: pixels, and taps × channels; then what the compiler is told."""
+    """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told."""
 
     pixels: int
     depth: int
@@ -30,37 +30,51 @@ class Tuning:
 
 
 # See benchmarks/ghost_conv.py.
-IMAGES = Tuning(pixels=128, depth=64, warps=4, stages=3)
+IMAGES = Tuning(pixels=128, depth=16, warps=4, stages=3)
 WEIGHTS = Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)
 
 
 @triton.jit
 def _patches(
-    images, image, row, column, start, inside,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    PADDING: tl.constexpr, BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
+    images, pixel, start, inside,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """What a kernel sees from some pixels (image, row, column: n × 1), from the tap and channel `start` on.
+    """What a kernel sees for some pixels of the result (n × 1), from the tap and channel `start` on.
 
-    Backwards: from which pixels of the result (which then are `images`) gradients come to these.
+    Backwards: from which pixels of `images`, then the result's gradients, something comes to these.
     """
-    if CHANNELS % DEPTH == 0:  # one tap: a mask a pixel
-        tap = start // CHANNELS
-        channel = start % CHANNELS + tl.arange(0, DEPTH)[None, :]
+    at = pixel.to(tl.uint32)  # divided by a power of two, without a sign, is one instruction
+    column, row = (at % OUT_WIDTH).to(tl.int32), (at // OUT_WIDTH % OUT_HEIGHT).to(tl.int32)
+    image = (at // (OUT_WIDTH * OUT_HEIGHT)).to(tl.int32)
+    if CHANNELS == DEPTH:  # one tap: a mask a pixel
+        tap, channel = start // CHANNELS, tl.arange(0, DEPTH)[None, :]
     else:
         k = start + tl.arange(0, DEPTH)[None, :]
-        tap = k // CHANNELS
-        channel = k % CHANNELS
+        tap, channel = k // CHANNELS, k % CHANNELS
         inside = inside & (tap < KERNEL * KERNEL)
+    down, right = tap // KERNEL, tap % KERNEL
     if BACKWARDS:
-        h, w = row + PADDING - tap // KERNEL, column + PADDING - tap % KERNEL
-        if STRIDE > 1:
-            inside = inside & (h % STRIDE == 0) & (w % STRIDE == 0)
-            h, w = h // STRIDE, w // STRIDE
+        h, w = row + PADDING, column + PADDING
+        down, right = -down, -right
     else:
-        h, w = row * STRIDE - PADDING + tap // KERNEL, column * STRIDE - PADDING + tap % KERNEL
-    inside = inside & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-    return tl.load(images + (((image * HEIGHT + h) * WIDTH + w) * CHANNELS + channel), inside, other=0.0)
+        h, w = row * STRIDE - PADDING, column * STRIDE - PADDING
+    # What depends on the pixel alone is computed once, before the loop over taps.
+    if HEIGHT == OUT_HEIGHT and WIDTH == OUT_WIDTH and STRIDE == 1:
+        corner = (pixel + (h - row) * WIDTH + (w - column)) * CHANNELS
+    else:
+        corner = ((image * HEIGHT + h) * WIDTH + w) * CHANNELS
+    h, w = h + down, w + right
+    if BACKWARDS and STRIDE > 1:
+        inside = inside & (h % STRIDE == 0) & (w % STRIDE == 0)
+        h, w = h // STRIDE, w // STRIDE
+        offset = ((image * HEIGHT + h) * WIDTH + w) * CHANNELS + channel
+    else:
+        offset = corner + ((down * WIDTH + right) * CHANNELS + channel)
+    # Unsigned, so that what is negative is too large as well.
+    inside = inside & (h.to(tl.uint32) < HEIGHT) & (w.to(tl.uint32) < WIDTH)
+    return tl.load(images + offset, inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["pixels"])
@@ -76,15 +90,13 @@ def images_kernel(
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
     inside = pixel < pixels
     pixel += ghost * pixels
-    column, line = pixel % OUT_WIDTH, pixel // OUT_WIDTH
-    row, image = line % OUT_HEIGHT, line // OUT_HEIGHT
     output = tl.arange(0, COLUMNS)[None, :]
     weight += ghost * weight_stride
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
     for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
         patches = _patches(
-            images, image, row, column, start, inside,
-            CHANNELS, HEIGHT, WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
         )  # fmt: skip
         k = start + tl.arange(0, DEPTH)[:, None]
         if BACKWARDS:
@@ -114,11 +126,9 @@ def weights_kernel(
         pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
         inside = pixel < pixels
         pixel += ghost * pixels
-        column, line = pixel % OUT_WIDTH, pixel // OUT_WIDTH
-        row, image = line % OUT_HEIGHT, line // OUT_HEIGHT
         patches = _patches(
-            images, image, row, column, start, inside,
-            CHANNELS, HEIGHT, WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
         )  # fmt: skip
         gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
         total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
@@ -155,10 +165,16 @@ def _width(channels: int) -> int:
     return max(16, _power_of_two(channels))
 
 
-def _compiled(tuning: Tuning, deepest: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+def _depth(least: int, channels: int, kernel: int) -> int:
+    """Of a tile: whole taps; of the few channels of an image all taps together."""
+    whole = _width(kernel**2 * channels)
+    return min(64 if channels % 16 else max(least, _power_of_two(channels)), whole)
+
+
+def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "PIXELS": tuning.pixels,
-        "DEPTH": min(tuning.depth, _width(deepest)),
+        "DEPTH": _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # says something of fp32 only
         "num_warps": tuning.warps,
@@ -169,7 +185,7 @@ def _compiled(tuning: Tuning, deepest: int, columns: int, dtype: torch.dtype) ->
 def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
     ghosts, kernel = len(weight), weight.shape[-1]
     pixels = result.numel() // result.shape[1] // ghosts
-    constants = _compiled(IMAGES, kernel**2 * source.shape[1], result.shape[1], source.dtype)
+    constants = _compiled(IMAGES, source.shape[1], kernel, result.shape[1], source.dtype)
     images_kernel[(_quotient(pixels, constants["PIXELS"]), ghosts)](
         *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
         *(kernel, stride, padding, backwards),
@@ -197,7 +213,7 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     """Of the weight, which only says its shape; in its dtype, each ghost's in channels-last."""
     ghosts, outputs, channels, kernel, _ = weight.shape
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
-    constants = _compiled(WEIGHTS, depth, outputs, x.dtype)
+    constants = _compiled(WEIGHTS, channels, kernel, outputs, x.dtype)
     blocks = _quotient(depth, constants["DEPTH"])
     wanted = max(1, WEIGHTS.programs // (blocks * ghosts))
     tiles = _power_of_two(_quotient(pixels, wanted * WEIGHTS.pixels))  # a kernel is compiled for each number
