@@ -27,7 +27,7 @@ def norm_relu(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -
     The kernels sum in fp32 and round once; they can be differentiated once (a second time raises). SMOOTHOUT_KERNELS
     chooses: "auto" (the default): where they can; "fused": also in Triton's interpreter; "foreach": never.
     """
-    if _can_fuse(norm, x, residual) and _kernels(x.device) is not None:
+    if _can_fuse(norm, x, residual) and kernels_of_norms(x.device) is not None:
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         statistics = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
@@ -47,19 +47,27 @@ def _can_fuse(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None) -> bool:
         return False
     if not isinstance(norm.momentum, (int, float)) or _has_hooks(norm):
         return False
-    images = (x,) if residual is None else (x, residual)
     vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return (
+        can_take_images(x, residual)
+        and norm.num_features == x.shape[1]
+        and x.numel() > x.shape[1]  # torch refuses one value a channel
+        and all(t is not None and t.dtype == torch.float32 and t.device == x.device for t in vectors)
+        and all(t is not None and t.is_contiguous() and type(t) in (Tensor, nn.Parameter) for t in vectors)
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def can_take_images(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernels are made for such."""
+    images = (x,) if residual is None else (x, residual)
     return (
         x.dim() == 4
         and x.dtype in _DTYPES
         and x.shape[1] in _CHANNELS
-        and norm.num_features == x.shape[1]
-        and x.shape[1] < x.numel() < 2**31  # torch refuses one value a channel; offsets have 32 bits
+        and x.numel() < 2**31  # offsets have 32 bits
         and all(type(t) is Tensor and t.dtype == x.dtype and t.shape == x.shape for t in images)
         and all(t.is_contiguous(memory_format=torch.channels_last) and t.device == x.device for t in images)
-        and all(t is not None and t.dtype == torch.float32 and t.device == x.device for t in vectors)
-        and all(t is not None and t.is_contiguous() and type(t) in (Tensor, nn.Parameter) for t in vectors)
-        and not torch.is_inference_mode_enabled()
     )
 
 
@@ -76,7 +84,7 @@ def _has_hooks(norm: nn.Module) -> bool:
 
 
 @cache
-def _kernels(device: torch.device) -> ModuleType | None:
+def kernels_of_norms(device: torch.device) -> ModuleType | None:
     """Imported at the first use: Triton is not everywhere, and takes its time."""
     try:
         from smoothout.lab.models import norm_relu_kernels
@@ -124,4 +132,5 @@ class _NormReLU(torch.autograd.Function):
         x, y, saved, _ = ctx.saved_tensors
         # After pooling it is one value, expanded.
         upstream = upstreams[0].contiguous(memory_format=torch.channels_last)
-        return *norm_relu_kernels.backward(upstream, x, y, saved), None, None, None, None
+        dx, gradient, dweight, dbias = norm_relu_kernels.backward(upstream, x, y, saved)
+        return dx, gradient, dweight[0], dbias[0], None, None, None, None
