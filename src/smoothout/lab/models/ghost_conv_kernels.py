@@ -117,7 +117,7 @@ def weights_kernel(
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels. Neighbours share these pixels in the cache."""
+    """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
     ghost = tl.program_id(2)
     start = tl.program_id(0) * DEPTH
     output = tl.arange(0, COLUMNS)[None, :]
@@ -225,7 +225,9 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
         TILES=tiles,
     )
     result = torch.empty(ghosts, outputs, kernel, kernel, channels, dtype=weight.dtype, device=x.device)
-    sum_kernel[(_quotient(result.numel(), 512),)](partials, result, result.numel(), SPLITS=splits, BLOCK=512, num_warps=4)
+    sum_kernel[(_quotient(result.numel(), 512),)](
+        partials, result, result.numel(), SPLITS=splits, BLOCK=512, num_warps=4
+    )
     return result.permute(0, 1, 4, 2, 3)
 
 

@@ -45,7 +45,7 @@ def _can_fuse(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None) -> bool:
         return False
     if type(norm) is not nn.BatchNorm2d or not norm.affine or not norm.track_running_stats:
         return False
-    if not isinstance(norm.momentum, (int, float)) or _has_hooks(norm):
+    if not isinstance(norm.momentum, (int, float)) or has_hooks(norm):
         return False
     vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     return (
@@ -79,8 +79,10 @@ def on_a_device_for_kernels(x: Tensor) -> bool:
     return wanted == "fused" and os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
 
 
-def _has_hooks(norm: nn.Module) -> bool:
-    return bool(norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see its passes."""
+    forward, backward = (module._forward_hooks, module._forward_pre_hooks), module._backward_pre_hooks
+    return bool(any(forward) or module._backward_hooks or backward)
 
 
 @cache
