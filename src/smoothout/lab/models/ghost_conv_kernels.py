@@ -182,11 +182,17 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
     }
 
 
+def _launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any) -> None:
+    kernel[grid](*operands, **constants)
+
+
 def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
     ghosts, kernel = len(weight), weight.shape[-1]
     pixels = result.numel() // result.shape[1] // ghosts
     constants = _compiled(IMAGES, source.shape[1], kernel, result.shape[1], source.dtype)
-    images_kernel[(_quotient(pixels, constants["PIXELS"]), ghosts)](
+    _launch(
+        images_kernel,
+        (_quotient(pixels, constants["PIXELS"]), ghosts),
         *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
         *(kernel, stride, padding, backwards),
         **constants,
@@ -219,15 +225,16 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     tiles = _power_of_two(_quotient(pixels, wanted * WEIGHTS.pixels))  # a kernel is compiled for each number
     splits = _quotient(pixels, tiles * WEIGHTS.pixels)
     partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
-    weights_kernel[(blocks, splits, ghosts)](
+    _launch(
+        weights_kernel,
+        (blocks, splits, ghosts),
         *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
         **constants,
         TILES=tiles,
     )
     result = torch.empty(ghosts, outputs, kernel, kernel, channels, dtype=weight.dtype, device=x.device)
-    sum_kernel[(_quotient(result.numel(), 512),)](
-        partials, result, result.numel(), SPLITS=splits, BLOCK=512, num_warps=4
-    )
+    elements = result.numel()
+    _launch(sum_kernel, (_quotient(elements, 512),), partials, result, elements, SPLITS=splits, BLOCK=512, num_warps=4)
     return result.permute(0, 1, 4, 2, 3)
 
 
