@@ -67,7 +67,8 @@ def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, str
     x, weight = images(6, channels, *size), stacked_weights(2, outputs, channels, kernel)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, kernel // 2), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
-        assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert one.stride() == other.stride() or kernel == 1  # where strides are not unique
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -89,6 +90,13 @@ def test_ghosts_may_share_weights_and_images_need_no_gradient():
     y = ghost_conv(x, shared, 1, 1)
     torch.testing.assert_close(y, torch.nn.functional.conv2d(x, own[0], padding=1), rtol=1e-4, atol=1e-4)
     assert torch.autograd.grad(y.sum(), shared)[0].shape == shared.shape
+
+
+@needs_kernels
+def test_gradients_of_weights_have_their_strides():
+    for weight in (stacked_weights(2, 16, 16, 1), stacked_weights(2, 16, 16, 1).detach().contiguous().requires_grad_()):
+        gradient = torch.autograd.grad(ghost_conv(images(2, 16, 2, 2), weight).sum(), weight)[0]
+        assert gradient.stride() == weight.stride()
 
 
 @needs_kernels
@@ -161,7 +169,7 @@ def test_convolutions_at_real_shapes(monkeypatch, channels, outputs, kernel, str
     weight = stacked_weights(16, outputs, channels, kernel, torch.bfloat16)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, kernel // 2), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
-        assert one.stride() == other.stride()
+        assert one.stride() == other.stride() or kernel == 1
         assert (one.float() - other.float()).norm() <= 1e-2 * other.float().norm()
 
 

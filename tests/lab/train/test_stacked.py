@@ -99,6 +99,17 @@ def test_in_a_graph_at_half_precision(monkeypatch, settings):
             assert torch.equal(found[name], value)
 
 
+def test_gradients_have_the_strides_of_the_parameters(monkeypatch):
+    """Then one kernel copies many of them."""
+    found = []
+    copied = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *lists: found.extend(zip(*lists)) or copied(*lists))
+    after_an_epoch(monkeypatch, "stacked", CASES["plain"] | {"amp": "bf16"}, "cpu", 8)
+    pairs = [(one, other) for one, other in found if one.dim() != 4]  # convolutions' come from torch here
+    assert len(pairs) > 100
+    assert all(one.stride() == other.stride() for one, other in pairs)
+
+
 # ---- where it cannot be ----------------------------------------------------------------------------------------------
 
 

@@ -216,7 +216,7 @@ def input_gradient(upstream: Tensor, weight: Tensor, x: Tensor, stride: int, pad
 
 
 def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """Of the weight, which only says its shape; in its dtype, each ghost's in channels-last."""
+    """Of the weight, which only says its shape, its dtype, and its strides within a ghost."""
     ghosts, outputs, channels, kernel, _ = weight.shape
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     constants = _compiled(WEIGHTS, channels, kernel, outputs, x.dtype)
@@ -232,10 +232,11 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
         **constants,
         TILES=tiles,
     )
-    result = torch.empty(ghosts, outputs, kernel, kernel, channels, dtype=weight.dtype, device=x.device)
+    result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
     elements = result.numel()
     _launch(sum_kernel, (_quotient(elements, 512),), partials, result, elements, SPLITS=splits, BLOCK=512, num_warps=4)
-    return result.permute(0, 1, 4, 2, 3)
+    # Of 1 × 1 kernels there are two spellings of the strides; one kernel copies many gradients only if all agree.
+    return torch.as_strided(result, weight.shape, (outputs * depth, *weight.stride()[1:]))
 
 
 def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -111,7 +111,8 @@ class StackedResNet:
     def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
         weight, bias = self._of[id(layer.weight)], self._of[id(layer.bias)]
         by_ghost = x.to(weight.dtype).unflatten(0, (len(weight), -1))
-        return torch.baddbmm(bias[:, None], by_ghost, weight.transpose(1, 2)).flatten(0, 1)
+        # The weight comes first, so that its gradient has its strides.
+        return torch.baddbmm(bias[:, :, None], weight, by_ghost.mT).mT.flatten(0, 1)
 
 
 class StackedLane:
@@ -154,6 +155,7 @@ class StackedLane:
         with precision:
             outputs = self._network(images)
         loss = F.cross_entropy(outputs.float(), labels)
+        # One kernel copies many of them, if strides agree with those of the views.
         gradients = [gradient.unbind() for gradient in torch.autograd.grad(loss, self._leaves)]
         for numbers in self._groups:
             into = [views[i] for views in self._gradients for i in numbers]
