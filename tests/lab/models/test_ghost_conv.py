@@ -77,10 +77,11 @@ def test_many_tiles_and_splits(monkeypatch):
     kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
     monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2))
     monkeypatch.setattr(kernels, "WEIGHTS", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, programs=20))
-    x, weight = images(4, 16, 5, 7), stacked_weights(2, 16, 16, 3)
+    half = {"dtype": torch.float16}  # in fp32 tiles are small anyway
+    x, weight = images(4, 16, 5, 7, **half), stacked_weights(2, 16, 16, 3, **half)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
 @needs_kernels
@@ -100,10 +101,12 @@ def test_gradients_of_weights_have_their_strides():
 
 
 @needs_kernels
-def test_half_precision_is_rounded_once(monkeypatch):
+@pytest.mark.parametrize(("channels", "outputs", "stride"), [(3, 16, 1), (16, 32, 2), (32, 32, 1)])
+def test_half_precision_is_rounded_once(monkeypatch, channels, outputs, stride):
     # The interpreter multiplies no matrices in bf16.
-    x, weight = images(4, 16, 6, 6, dtype=torch.float16), stacked_weights(2, 16, 16, 3, torch.float16)
-    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")
+    x = images(4, channels, 6, 6, dtype=torch.float16)
+    weight = stacked_weights(2, outputs, channels, 3, torch.float16)
+    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, 1), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
         assert one.dtype == torch.float16
         torch.testing.assert_close(one, other, rtol=4e-3, atol=4e-3)

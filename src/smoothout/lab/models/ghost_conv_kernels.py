@@ -172,11 +172,12 @@ def _depth(least: int, channels: int, kernel: int) -> int:
 
 
 def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    in_full = dtype == torch.float32  # without tensor cores: deeper or wider tiles do not fit into registers
     return {
-        "PIXELS": tuning.pixels,
-        "DEPTH": _depth(tuning.depth, channels, kernel),
+        "PIXELS": 64 if in_full else tuning.pixels,
+        "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # says something of fp32 only
+        "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
         "num_warps": tuning.warps,
         "num_stages": tuning.stages,
     }
@@ -222,8 +223,8 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     constants = _compiled(WEIGHTS, channels, kernel, outputs, x.dtype)
     blocks = _quotient(depth, constants["DEPTH"])
     wanted = max(1, WEIGHTS.programs // (blocks * ghosts))
-    tiles = _power_of_two(_quotient(pixels, wanted * WEIGHTS.pixels))  # a kernel is compiled for each number
-    splits = _quotient(pixels, tiles * WEIGHTS.pixels)
+    tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number
+    splits = _quotient(pixels, tiles * constants["PIXELS"])
     partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
     _launch(
         weights_kernel,
