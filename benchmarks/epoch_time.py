@@ -1,8 +1,8 @@
 """Seconds an epoch of ResNet44, batch 2048 as 16 ghosts of 128, AdaSmoothOut with a draw for each ghost.
 
-BatchNorm, augmentation and clipping are on. Compared: whole updates in one CUDA graph, the ghosts on parallel streams
-(by the number of streams), one graph a ghost, and the plain loop; beside each the loss after 50 steps. Without
-`--data-root` the images are random bytes, which take the same time.
+BatchNorm, augmentation and clipping are on. Compared: whole updates in one CUDA graph, the ghosts stacked (one launch a
+layer) or on parallel streams (by the number of streams), one graph a ghost, and the plain loop; beside each the loss
+after 50 steps. Without `--data-root` the images are random bytes, which take the same time.
 """
 
 from __future__ import annotations
@@ -80,16 +80,19 @@ def timed(run: Trainer, number: int) -> float:
 
 def main() -> None:
     torch.backends.cudnn.benchmark = True  # as training has it
-    args = arguments(__doc__, data_root="", epochs=5, lanes="4,8,16", slow_loops=1)
+    args = arguments(__doc__, data_root="", epochs=5, stacked=1, lanes="4,8,16", slow_loops=1)
     dataset = data(args.data_root)
     rows = Rows()
-    for lanes in map(int, args.lanes.split(",")):
+    ways = [("stacked", 0)] if args.stacked else []
+    ways += [(f"{lanes} streams", int(lanes)) for lanes in args.lanes.split(",") if lanes]
+    for name, lanes in ways:
         for method in ("adasmoothout", "plain"):
-            whole_step.LANES = lanes
+            whole_step.LANES, whole_step.STACKED = lanes, not lanes
             run = trainer(method, dataset, args.device, graphs=True)
             assert isinstance(run.steps, WholeStep)
+            assert (run.steps._stacked is None) == bool(lanes)
             torch.cuda.reset_peak_memory_stats()
-            row = {"method": method, "step": f"one graph, {lanes} streams", **measured(run, args.epochs)}
+            row = {"method": method, "step": f"one graph, {name}", **measured(run, args.epochs)}
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})
             assert run.steps._graphs
             del run

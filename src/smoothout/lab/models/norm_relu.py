@@ -27,7 +27,7 @@ def norm_relu(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -
     The kernels sum in fp32 and round once; they can be differentiated once (a second time raises). SMOOTHOUT_KERNELS
     chooses: "auto" (the default): where they can; "fused": also in Triton's interpreter; "foreach": never.
     """
-    if _can_fuse(norm, x, residual) and _kernels(x.device) is not None:
+    if _can_fuse(norm, x, residual) and kernels_of_norms(x.device) is not None:
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         statistics = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
@@ -38,44 +38,55 @@ def norm_relu(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -
 
 def _can_fuse(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None) -> bool:
     # First what costs least: torch.compile fuses by itself and must not trace further.
-    if torch.compiler.is_compiling() or not norm.training or not _on_a_device_for_kernels(x):
+    if torch.compiler.is_compiling() or not norm.training or not on_a_device_for_kernels(x):
         return False
     # Before anything is asked of x: inside a transform not all of it can be answered.
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     if type(norm) is not nn.BatchNorm2d or not norm.affine or not norm.track_running_stats:
         return False
-    if not isinstance(norm.momentum, (int, float)) or _has_hooks(norm):
+    if not isinstance(norm.momentum, (int, float)) or has_hooks(norm):
         return False
-    images = (x,) if residual is None else (x, residual)
     vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     return (
-        x.dim() == 4
-        and x.dtype in _DTYPES
-        and x.shape[1] in _CHANNELS
+        can_take_images(x, residual)
         and norm.num_features == x.shape[1]
-        and x.shape[1] < x.numel() < 2**31  # torch refuses one value a channel; offsets have 32 bits
-        and all(type(t) is Tensor and t.dtype == x.dtype and t.shape == x.shape for t in images)
-        and all(t.is_contiguous(memory_format=torch.channels_last) and t.device == x.device for t in images)
+        and x.numel() > x.shape[1]  # torch refuses one value a channel
         and all(t is not None and t.dtype == torch.float32 and t.device == x.device for t in vectors)
         and all(t is not None and t.is_contiguous() and type(t) in (Tensor, nn.Parameter) for t in vectors)
         and not torch.is_inference_mode_enabled()
     )
 
 
-def _on_a_device_for_kernels(x: Tensor) -> bool:
+def can_take_images(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernels are made for such."""
+    images = (x,) if residual is None else (x, residual)
+    return (
+        x.dim() == 4
+        and x.dtype in _DTYPES
+        and x.shape[1] in _CHANNELS
+        and x.numel() < 2**31  # offsets have 32 bits
+        and all(type(t) is Tensor and t.dtype == x.dtype and t.shape == x.shape for t in images)
+        and all(t.is_contiguous(memory_format=torch.channels_last) and t.device == x.device for t in images)
+    )
+
+
+def on_a_device_for_kernels(x: Tensor) -> bool:
+    """As SMOOTHOUT_KERNELS chooses."""
     wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")
     if x.is_cuda:
         return wanted != "foreach" and x.get_device() == torch.cuda.current_device()
     return wanted == "fused" and os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
 
 
-def _has_hooks(norm: nn.Module) -> bool:
-    return bool(norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see its passes."""
+    forward, backward = (module._forward_hooks, module._forward_pre_hooks), module._backward_pre_hooks
+    return bool(any(forward) or module._backward_hooks or backward)
 
 
 @cache
-def _kernels(device: torch.device) -> ModuleType | None:
+def kernels_of_norms(device: torch.device) -> ModuleType | None:
     """Imported at the first use: Triton is not everywhere, and takes its time."""
     try:
         from smoothout.lab.models import norm_relu_kernels
@@ -123,4 +134,5 @@ class _NormReLU(torch.autograd.Function):
         x, y, saved, _ = ctx.saved_tensors
         # After pooling it is one value, expanded.
         upstream = upstreams[0].contiguous(memory_format=torch.channels_last)
-        return *norm_relu_kernels.backward(upstream, x, y, saved), None, None, None, None
+        dx, gradient, dweight, dbias = norm_relu_kernels.backward(upstream, x, y, saved)
+        return dx, gradient, dweight[0], dbias[0], None, None, None, None

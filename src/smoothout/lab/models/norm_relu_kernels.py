@@ -3,6 +3,7 @@
 An image batch in channels-last is a matrix of rows (pixels) × C. A program takes TILES tiles of BLOCK whole rows. The
 first kernel of a direction leaves sums of every program, the second one combines them (each program does so for
 itself: they are few and in the cache) and writes the rows. There are no atomics, so results repeat bit by bit.
+Ghost batches, one after another in memory, are a second dimension of the grid: each has statistics of its own.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def _vector(vectors, number, C: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def statistics_kernel(x, partials, rows, C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
     """Per program and channel: the mean, and the sum of squared deviations from it."""
+    ghost = tl.program_id(1)
+    x += ghost * rows * C
+    partials += ghost * 2 * tl.num_programs(0) * C
     mean, squares = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
     seen = tl.zeros((BLOCK, 1), tl.float32)
     # Welford's update, for every place of the tile by itself. Unrolled, loads need not wait for one another.
@@ -87,13 +91,24 @@ def _combined_statistics(
     return about + shift, tl.maximum(tl.sum(second, 0)[None, :] - rows * shift * shift, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "momentum", "epsilon"])
+@triton.jit(do_not_specialize=["rows", "momentum", "epsilon", "weight_stride", "bias_stride", "running_stride"])
 def normalise_kernel(
-    x, residual, y, partials, saved, weight, bias, running_mean, running_variance, rows, momentum, epsilon,
-    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    x, residual, y, partials, saved, weight, bias, running_mean, running_variance,
+    rows, momentum, epsilon, weight_stride, bias_stride, running_stride,
+    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """y ← relu(x̂·weight + bias (+ residual)); the first program also saves and moves the statistics."""
+    """y ← relu(x̂·weight + bias (+ residual)); a ghost's first program also saves and moves its statistics.
+
+    The strides lead from one ghost's vectors to the next one's; 0: they share them.
+    """
+    ghost = tl.program_id(1)
+    first = ghost * rows * C
+    x, residual, y = x + first, residual + first, y + first
+    partials += ghost * 2 * tl.num_programs(0) * C
+    saved += ghost * 4 * C
+    weight, bias = weight + ghost * weight_stride, bias + ghost * bias_stride
+    running_mean, running_variance = running_mean + ghost * running_stride, running_variance + ghost * running_stride
     # A tile is always on its way while the one before is done: the first one while sums are combined.
     offset, inside = _tile(0, rows, C, BLOCK, TILES)
     value = tl.load(x + offset, inside, other=0.0)
@@ -121,19 +136,26 @@ def normalise_kernel(
             next_added = tl.load(residual + next_offset, next_inside, other=0.0)
             z += added.to(tl.float32)
             added = next_added
-        tl.store(y + offset, tl.where(z <= 0.0, 0.0, z).to(y.dtype.element_ty), inside)  # keeps NaN, as torch does
+        if RELU:
+            z = tl.where(z <= 0.0, 0.0, z)  # keeps NaN, as torch does
+        tl.store(y + offset, z.to(y.dtype.element_ty), inside)
         offset, inside, value = next_offset, next_inside, next_value
 
 
 @triton.jit(do_not_specialize=["rows"])
 def gradient_sums_kernel(
     upstream, x, y, gradient, saved, partials, rows,
-    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Per program and channel: sums of g and g·x̂, where g is the gradient before ReLU; g too if there is a residual.
 
     Without a residual the sign of y follows from x, and y need not be read.
     """
+    ghost = tl.program_id(1)
+    first = ghost * rows * C
+    upstream, x, y, gradient = upstream + first, x + first, y + first, gradient + first
+    partials += ghost * 2 * tl.num_programs(0) * C
+    saved += ghost * 4 * C
     sums, products = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
     mean, inverse_deviation = _vector(saved, MEAN, C), _vector(saved, INVERSE_DEVIATION, C)
     scale, shift = _vector(saved, SCALE, C), _vector(saved, SHIFT, C)
@@ -142,9 +164,10 @@ def gradient_sums_kernel(
         g = tl.load(upstream + offset, inside, other=0.0)
         centred = tl.load(x + offset, inside, other=0.0).to(tl.float32) - mean
         if HAS_RESIDUAL:
-            g = tl.where(tl.load(y + offset, inside, other=0.0) <= 0.0, 0.0, g)
+            if RELU:
+                g = tl.where(tl.load(y + offset, inside, other=0.0) <= 0.0, 0.0, g)
             tl.store(gradient + offset, g, inside)
-        else:
+        elif RELU:
             g = tl.where(centred * scale + shift <= 0.0, 0.0, g)
         g = g.to(tl.float32)
         sums += g
@@ -169,10 +192,16 @@ def _combined_sums(partials, C: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.
 @triton.jit(do_not_specialize=["rows"])
 def input_gradient_kernel(
     upstream, x, dx, saved, partials, dweight, dbias, rows,
-    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """dx ← scale·(g − mean(g) − x̂·mean(g·x̂)). With a residual, `upstream` is g already."""
+    ghost = tl.program_id(1)
+    first = ghost * rows * C
+    upstream, x, dx = upstream + first, x + first, dx + first
+    partials += ghost * 2 * tl.num_programs(0) * C
+    saved += ghost * 4 * C
+    dweight, dbias = dweight + ghost * C, dbias + ghost * C
     offset, inside = _tile(0, rows, C, BLOCK, TILES)
     value = tl.load(x + offset, inside, other=0.0)
     g = tl.load(upstream + offset, inside, other=0.0)
@@ -189,7 +218,7 @@ def input_gradient_kernel(
         next_value = tl.load(x + next_offset, next_inside, other=0.0)
         next_g = tl.load(upstream + next_offset, next_inside, other=0.0)
         centred = value.to(tl.float32) - mean
-        if not HAS_RESIDUAL:
+        if RELU and not HAS_RESIDUAL:
             g = tl.where(centred * scale + shift <= 0.0, 0.0, g)
         result = scale * (g.to(tl.float32) - mean_g - centred * slope)
         tl.store(dx + offset, result.to(dx.dtype.element_ty), inside)
@@ -210,28 +239,29 @@ def _power_of_two(least: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a matrix of rows × channels is cut into programs."""
+    """How matrices of rows × channels, one a ghost, are cut into programs."""
 
+    ghosts: int
     rows: int
     programs: int
     constants: dict[str, int]
     reading: dict[str, int]  # of the programs' sums
 
     @classmethod
-    def of(cls, x: Tensor) -> Geometry:
+    def of(cls, x: Tensor, ghosts: int) -> Geometry:
         channels = x.shape[1]
-        rows, block = x.numel() // channels, max(1, TILE // channels)
+        rows, block = x.numel() // channels // ghosts, max(1, TILE // channels)
         # A power of two: a kernel is compiled for every number of tiles.
         tiles = _power_of_two(_quotient(rows, block * PROGRAMS))
         constants = {"C": channels, "BLOCK": block, "TILES": tiles, "num_warps": WARPS}
         reading = {"GROUP": min(max(1, GROUP // channels), _power_of_two(PROGRAMS)), "PROGRAMS": PROGRAMS}
-        return cls(rows, _quotient(rows, block * tiles), constants, reading)
+        return cls(ghosts, rows, _quotient(rows, block * tiles), constants, reading)
 
     def partials(self, x: Tensor) -> Tensor:
-        return torch.empty(2, self.programs, x.shape[1], dtype=torch.float32, device=x.device)
+        return torch.empty(self.ghosts, 2, self.programs, x.shape[1], dtype=torch.float32, device=x.device)
 
     def launch(self, kernel: Any, *operands: Any, **constants: Any) -> None:
-        kernel[(self.programs,)](*operands, **self.constants, **constants)
+        kernel[(self.programs, self.ghosts)](*operands, **self.constants, **constants)
 
 
 def forward(
@@ -243,40 +273,48 @@ def forward(
     running_variance: Tensor,
     momentum: float,
     epsilon: float,
+    relu: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and what `backward` needs of the statistics. Running statistics move."""
-    geometry = Geometry.of(x)
+    """The result, and what `backward` needs of the statistics. Running statistics move.
+
+    Vectors (weight, bias, running statistics) are of channels, or of ghosts × channels for as many ghosts.
+    """
+    ghosts = len(weight) if weight.dim() == 2 else 1
+    geometry = Geometry.of(x, ghosts)
     partials, y = geometry.partials(x), torch.empty_like(x)
-    saved = torch.empty(4, x.shape[1], dtype=torch.float32, device=x.device)
+    saved = torch.empty(ghosts, 4, x.shape[1], dtype=torch.float32, device=x.device)
+    strides = (t.stride(0) if t.dim() == 2 else 0 for t in (weight, bias, running_mean))
     geometry.launch(statistics_kernel, x, partials, geometry.rows)
     geometry.launch(
         normalise_kernel,
         *(x, x if residual is None else residual, y, partials, saved, weight, bias, running_mean, running_variance),
-        *(geometry.rows, momentum, epsilon),
+        *(geometry.rows, momentum, epsilon, *strides),
         **geometry.reading,
         HAS_RESIDUAL=residual is not None,
+        RELU=relu,
     )
     return y, saved
 
 
 def backward(
-    upstream: Tensor, x: Tensor, y: Tensor | None, saved: Tensor
+    upstream: Tensor, x: Tensor, y: Tensor | None, saved: Tensor, relu: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of x, residual, weight and bias; y is needed if there was a residual."""
-    geometry = Geometry.of(x)
+    """Gradients of x, residual, weight and bias (ghosts × channels); y is needed if there was a residual."""
+    geometry = Geometry.of(x, len(saved))
     partials, dx = geometry.partials(x), torch.empty_like(x)
-    dweight, dbias = torch.empty_like(saved[0]), torch.empty_like(saved[0])
+    dweight, dbias = (torch.empty(len(saved), x.shape[1], dtype=saved.dtype, device=x.device) for _ in range(2))
     gradient = None if y is None else torch.empty_like(y)
+    constants = {"HAS_RESIDUAL": y is not None, "RELU": relu}
     geometry.launch(
         gradient_sums_kernel,
         *(upstream, x, x if y is None else y, dx if gradient is None else gradient, saved, partials, geometry.rows),
-        HAS_RESIDUAL=y is not None,
+        **constants,
     )
     geometry.launch(
         input_gradient_kernel,
         *(upstream if gradient is None else gradient, x, dx, saved, partials, dweight, dbias, geometry.rows),
         **geometry.reading,
-        HAS_RESIDUAL=y is not None,
+        **constants,
     )
     return dx, gradient, dweight, dbias
 

@@ -88,19 +88,39 @@ class Weights:
 
     def for_one_copy(self) -> tuple[dict[int, nn.Parameter], Drawn]:
         """By the id of a parameter what stands in its place, and what takes its noise."""
-        wanted = [self._half if id(p) in self._cast_ids else p.dtype for p in self.noisy]
-        own = [_empty(p, dtype or p.dtype) for p, dtype in zip(self.noisy, wanted)]
-        # One launch draws in one precision: where some are wanted in another, they are rounded after it.
+        own = [_empty(p, dtype) for p, dtype in zip(self.noisy, self._wanted())]
+        return self._leaves(own), self._drawn(own, self._unrounded())
+
+    def for_ghosts(self, ghosts: int, draws: int) -> tuple[dict[int, nn.Parameter], list[Drawn]]:
+        """The same for all ghosts of a batch: tensors have a dimension more, and every draw has its place.
+
+        Of one draw, and of what takes no noise, ghosts see the same memory.
+        """
+        own = [_empty(p, dtype, draws) for p, dtype in zip(self.noisy, self._wanted())]
+        unrounded = self._unrounded()  # one draw comes after another
+        drawn = [self._drawn([tensor[i] for tensor in own], unrounded) for i in range(draws)]
+        return self._leaves([_expanded(tensor, ghosts) for tensor in own], ghosts), drawn
+
+    def _wanted(self) -> list[torch.dtype]:
+        return [self._half if self._half and id(p) in self._cast_ids else p.dtype for p in self.noisy]
+
+    def _unrounded(self) -> list[Tensor | None]:
+        """One launch draws in one precision: where some are wanted in another, they are rounded after it."""
+        wanted = self._wanted()
         mixed = len(set(wanted)) > 1
-        drawn = [_empty(p, p.dtype) if mixed and t.dtype != p.dtype else t for p, t in zip(self.noisy, own)]
-        values = {id(p): cast for p, cast in zip(self._to_cast, self._casts)}
+        return [_empty(p, p.dtype) if mixed and dtype != p.dtype else None for p, dtype in zip(self.noisy, wanted)]
+
+    def _drawn(self, own: list[Tensor], unrounded: list[Tensor | None]) -> Drawn:
+        to_round = [(t, d) for t, d in zip(own, unrounded) if d is not None]
+        drawn = [t if d is None else d for t, d in zip(own, unrounded)]
+        return Drawn(drawn, [t for t, _ in to_round], [d for _, d in to_round])
+
+    def _leaves(self, own: list[Tensor], ghosts: int = 0) -> dict[int, nn.Parameter]:
+        shared = {id(p): p.detach() for p in self.model.parameters()}
+        shared |= {id(p): cast for p, cast in zip(self._to_cast, self._casts)}
+        values = {key: _expanded(t[None], ghosts) for key, t in shared.items()} if ghosts else shared
         values |= {id(p): tensor for p, tensor in zip(self.noisy, own)}
-        leaves = {
-            id(p): nn.Parameter(values.get(id(p), p.detach()), requires_grad=p.requires_grad)
-            for p in self.model.parameters()
-        }
-        to_round = [(t, d) for t, d in zip(own, drawn) if t is not d]
-        return leaves, Drawn(drawn, [t for t, _ in to_round], [d for _, d in to_round])
+        return {id(p): nn.Parameter(values[id(p)], requires_grad=p.requires_grad) for p in self.model.parameters()}
 
 
 @dataclass(frozen=True)
@@ -117,8 +137,16 @@ class Drawn:
             torch._foreach_copy_(self.rounded, self.unrounded)
 
 
-def _empty(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=parameter.device)
+def _empty(parameter: Tensor, dtype: torch.dtype, copies: int = 0) -> Tensor:
+    """With the strides of a parameter; or copies of it, each as aligned as the first."""
+    shape, stride = parameter.shape, parameter.stride()
+    if copies:
+        shape, stride = (copies, *shape), (_padded(parameter), *stride)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=parameter.device)
+
+
+def _expanded(tensor: Tensor, ghosts: int) -> Tensor:
+    return tensor.expand(ghosts, *tensor.shape[1:])
 
 
 def _ids_cast_by_autocast(model: nn.Module) -> set[int]:
@@ -153,7 +181,7 @@ class Lane:
         self._buffers = [(m, name, b) for m in self.replica.modules() for name, b in m._buffers.items()]
         self._leaves = [leaves[id(p)] for p in trained]
         self._gradient, self._stage = Flat(trained, torch.float32, gradient), Flat(trained, torch.float32)
-        self._groups = _by_dtype(self._leaves)
+        self._groups = by_dtype(self._leaves)
         self._statistics_sum = statistics
         self._statistics: Flat | None = None
         if statistics is not None:
@@ -221,7 +249,7 @@ class Lane:
                     self._statistics_sum.add_(self._statistics.all, alpha=share.statistics)
 
 
-def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Numbers of the tensors of each dtype: one kernel takes one."""
     numbers: dict[torch.dtype, list[int]] = {}
     for i, tensor in enumerate(tensors):

@@ -19,8 +19,11 @@ from smoothout.lab.data.dataset import Split
 from smoothout.lab.methods import Method, Plain, Smoothed
 from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep, ghost_sizes
 from smoothout.lab.train.lanes import Flat, Lane, Share, Weights, flat_size, running_norms, running_statistics
+from smoothout.lab.train.stacked import StackedLane, why_not_stacked
 
 LANES = 8
+# All ghosts in one launch a layer, where that can be; None: on CUDA in half precision. In fp32 cuDNN is faster.
+STACKED: bool | None = None
 REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
 
 
@@ -175,8 +178,10 @@ class WholeStep:
         trained, model = self._update.parameters, self._update.model
         noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth else []
         self._weights = Weights(model, noisy, half)
-        passes = len(passes_of(self._method, self._update.chunks))
-        count = min(lanes, passes)
+        each = passes_of(self._method, self._update.chunks)
+        passes = len(each)
+        stacked = self._may_stack(half is not None)
+        count = passes if stacked else min(lanes, passes)
         self._norms = running_norms(model) if passes > 1 else []
         self._momentum = next((norm.momentum for norm in self._norms), None) or 0.0
         running = running_statistics(self._norms)
@@ -185,10 +190,25 @@ class WholeStep:
         self._statistics = torch.zeros(count, flat_size(running), device=device) if running else None
         self._gradient = Flat(trained, torch.float32)
         self._statistic = Flat(running, torch.float32) if running else None
-        self._lanes = [
-            Lane(self._weights, trained, self._gradients[i], None if self._statistics is None else self._statistics[i])
-            for i in range(count)
-        ]
+        self._stacked: StackedLane | None = None
+        self._lanes: list[Lane] = []
+        if stacked:
+            assert self._statistics is not None
+            draws = [(one.draw, one.sign) for one in each]
+            memory = (self._gradients, self._statistics)
+            self._stacked = StackedLane(self._weights, trained, draws, *memory, self._momentum)
+        else:
+            kept = [None] * count if self._statistics is None else list(self._statistics)
+            self._lanes = [Lane(self._weights, trained, *memory) for memory in zip(self._gradients, kept)]
+
+    def _may_stack(self, in_half: bool) -> bool:
+        wanted = self._batches.device.type == "cuda" and in_half if STACKED is None else STACKED
+        if not wanted or self._update.chunks == 1:
+            return False
+        sizes = {self._batches.size_of(step) for step in range(len(self._batches))}
+        cuts = [ghost_sizes(size, self._update.chunks) for size in sizes]
+        draws = self._method.draws if isinstance(self._method, Smoothed) else 1
+        return not why_not_stacked(self._update.model, draws, self._update.chunks, cuts)
 
     # ---- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -253,19 +273,29 @@ class WholeStep:
         self._weights.refresh()
         sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
         passes = passes_of(self._method, len(sizes))
-        busy = self._lanes[: len(passes)]
-        ghosts = list(zip(images.split(sizes), labels.split(sizes)))
+        if self._stacked is not None:
+            if self._smooth is not None:
+                self._stacked.draw(self._smooth.perturbation)
+            self._stacked.go(images, labels, self._update.precision())
+            self._add_up(len(passes), [self._stacked.seen], len(passes))
+        else:
+            busy = self._lanes[: len(passes)]
+            self._side_by_side(busy, passes, list(zip(images.split(sizes), labels.split(sizes))), size)
+            self._add_up(len(busy), [lane.seen for lane in busy], len(passes))
+        self._update.optimizer.step()
+        self._at.add_(1)
+        if self._smooth is not None:
+            self._smooth.perturbation.advance()
+
+    def _side_by_side(
+        self, busy: list[Lane], passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
+    ) -> None:
         for number, lane in enumerate(busy):
             mine = range(len(passes) * number // len(busy), len(passes) * (number + 1) // len(busy))
             with lane.turn():
                 self._passes(lane, mine, passes, ghosts, size)
         for lane in busy:
             lane.join()
-        self._add_up(busy, len(passes))
-        self._update.optimizer.step()
-        self._at.add_(1)
-        if self._smooth is not None:
-            self._smooth.perturbation.advance()
 
     def _passes(
         self, lane: Lane, mine: range, passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
@@ -284,22 +314,22 @@ class WholeStep:
             lane.go(images, labels, share, self._update.precision(), first=j == mine.start)
 
     @torch.no_grad()
-    def _add_up(self, busy: list[Lane], passes: int) -> None:
-        """Gradient, running statistics and what was seen, of all lanes; the gradient is clipped."""
-        torch.sum(self._gradients[: len(busy)], 0, out=self._gradient.all)
+    def _add_up(self, sums: int, seen: list[Tensor], passes: int) -> None:
+        """Gradient and running statistics of as many sums, and what was seen; the gradient is clipped."""
+        torch.sum(self._gradients[:sums], 0, out=self._gradient.all)
         if self._update.clip:
             norm = torch.linalg.vector_norm(self._gradient.all)
             self._gradient.all.mul_(torch.clamp(self._update.clip / (norm + 1e-6), max=1.0))
         for parameter, gradient in zip(self._update.parameters, self._gradient.views):
             parameter.grad = gradient
         if self._statistic is not None and self._statistics is not None:
-            torch.sum(self._statistics[: len(busy)], 0, out=self._statistic.all)
+            torch.sum(self._statistics[:sums], 0, out=self._statistic.all)
             running = running_statistics(self._norms)
             torch._foreach_mul_(running, (1 - self._momentum) ** passes)
             torch._foreach_add_(running, self._statistic.views)
             tracked = [norm.num_batches_tracked for norm in self._norms if norm.num_batches_tracked is not None]
             torch._foreach_add_(tracked, passes)
-        loss, correct = torch.stack([lane.seen for lane in busy]).sum(0)
+        loss, correct = torch.stack(seen).sum(0)
         self._sums.losses.index_copy_(0, self._at, loss[None])
         self._sums.correct.add_(correct)
 

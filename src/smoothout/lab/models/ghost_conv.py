@@ -1,0 +1,95 @@
+"""A convolution of all ghost batches at once, each with its own weights: in our kernels where they can."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from smoothout.lab.models.norm_relu import on_a_device_for_kernels
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_CHANNELS = 128  # one program has all outputs of its pixels
+
+
+def ghost_conv(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
+    """Ghost after ghost, F.conv2d with the ghost's weights.
+
+    The kernels are for channels-last, sum in fp32 and can be differentiated once. SMOOTHOUT_KERNELS chooses as in
+    `norm_relu`.
+
+    Args:
+        x: (ghosts · images) × channels × height × width.
+        weight: ghosts × outputs × channels × kernel × kernel; of x's dtype.
+    """
+    if on_a_device_for_kernels(x) and not why_no_kernels(weight) and _can(x, weight) and kernels(x.device) is not None:
+        return _GhostConv.apply(x.contiguous(memory_format=torch.channels_last), weight, stride, padding)
+    parts = zip(x.chunk(len(weight)), weight.unbind())
+    return torch.cat([F.conv2d(part, own, stride=stride, padding=padding) for part, own in parts])
+
+
+def why_no_kernels(weight: Tensor) -> str:
+    """In words, why there are none for such weights; empty if there are."""
+    _, outputs, channels, kernel, width = weight.shape
+    if kernel != width or kernel > 3 or max(outputs, channels) > MOST_CHANNELS:
+        return f"a kernel of {kernel} × {width} or more than {MOST_CHANNELS} channels"
+    wanted = (kernel * kernel * channels, 1, kernel * channels, channels)
+    dimensions = zip(weight.shape[1:], weight.stride()[1:], wanted)
+    if any(size > 1 and stride != right for size, stride, right in dimensions):
+        return "weights that are not channels-last"
+    return "" if weight.dtype in _DTYPES else f"weights in {weight.dtype}"
+
+
+def _can(x: Tensor, weight: Tensor) -> bool:
+    outputs = len(x) * max(x.shape[1], weight.shape[1]) * x.shape[2] * x.shape[3]
+    return (
+        x.dtype == weight.dtype
+        and x.device == weight.device
+        and len(x) % len(weight) == 0
+        and 0 < outputs < 2**31  # offsets have 32 bits; padding is less than the kernel
+        and not torch.compiler.is_compiling()
+    )
+
+
+@cache
+def kernels(device: torch.device) -> ModuleType | None:
+    """Imported at the first use: Triton is not everywhere, and takes its time."""
+    try:
+        from smoothout.lab.models import ghost_conv_kernels
+    except ImportError:
+        return None
+    try:
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            return None
+        ghost_conv_kernels.rehearse(device)
+    except Exception as error:
+        warnings.warn(f"Triton does not work here, so each ghost is convolved by itself: {error!r}", stacklevel=3)
+        return None
+    return ghost_conv_kernels
+
+
+class _GhostConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        from smoothout.lab.models import ghost_conv_kernels
+
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = stride, padding
+        return ghost_conv_kernels.forward(x, weight, stride, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        from smoothout.lab.models import ghost_conv_kernels as own
+
+        x, weight = ctx.saved_tensors
+        upstream = upstreams[0].contiguous(memory_format=torch.channels_last)
+        dx = own.input_gradient(upstream, weight, x, *ctx.geometry) if ctx.needs_input_grad[0] else None
+        dw = own.weight_gradient(upstream, x, weight, *ctx.geometry) if ctx.needs_input_grad[1] else None
+        return dx, dw, None, None

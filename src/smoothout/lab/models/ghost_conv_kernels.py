@@ -1,0 +1,252 @@
+"""Convolutions of many ghost batches, each with its own weights, in one launch a direction.
+
+Images are in channels-last, so a convolution is a product of matrices: pixels × k with k × outputs, where k counts
+taps and channels and lies in memory as the weights have it, (ghost, outputs, rows, columns, channels). The matrix of
+patches is gathered tile by tile and never written. The gradient of the images is the same product with the roles of
+outputs and channels exchanged. That of the weights is summed over splits of the pixels, then over splits: there are no
+atomics, so results repeat bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told."""
+
+    pixels: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
+
+
+# See benchmarks/ghost_conv.py.
+IMAGES = Tuning(pixels=128, depth=16, warps=4, stages=3)
+WEIGHTS = Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)
+
+
+@triton.jit
+def _patches(
+    images, pixel, start, inside,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """What a kernel sees for some pixels of the result (n × 1), from the tap and channel `start` on.
+
+    Backwards: from which pixels of `images`, then the result's gradients, something comes to these.
+    """
+    at = pixel.to(tl.uint32)  # divided by a power of two, without a sign, is one instruction
+    column, row = (at % OUT_WIDTH).to(tl.int32), (at // OUT_WIDTH % OUT_HEIGHT).to(tl.int32)
+    image = (at // (OUT_WIDTH * OUT_HEIGHT)).to(tl.int32)
+    if CHANNELS == DEPTH:  # one tap: a mask a pixel
+        tap, channel = start // CHANNELS, tl.arange(0, DEPTH)[None, :]
+    else:
+        k = start + tl.arange(0, DEPTH)[None, :]
+        tap, channel = k // CHANNELS, k % CHANNELS
+        inside = inside & (tap < KERNEL * KERNEL)
+    down, right = tap // KERNEL, tap % KERNEL
+    if BACKWARDS:
+        h, w = row + PADDING, column + PADDING
+        down, right = -down, -right
+    else:
+        h, w = row * STRIDE - PADDING, column * STRIDE - PADDING
+    # What depends on the pixel alone is computed once, before the loop over taps.
+    if HEIGHT == OUT_HEIGHT and WIDTH == OUT_WIDTH and STRIDE == 1:
+        corner = (pixel + (h - row) * WIDTH + (w - column)) * CHANNELS
+    else:
+        corner = ((image * HEIGHT + h) * WIDTH + w) * CHANNELS
+    h, w = h + down, w + right
+    if BACKWARDS and STRIDE > 1:
+        inside = inside & (h % STRIDE == 0) & (w % STRIDE == 0)
+        h, w = h // STRIDE, w // STRIDE
+        offset = ((image * HEIGHT + h) * WIDTH + w) * CHANNELS + channel
+    else:
+        offset = corner + ((down * WIDTH + right) * CHANNELS + channel)
+    # Unsigned, so that what is negative is too large as well.
+    inside = inside & (h.to(tl.uint32) < HEIGHT) & (w.to(tl.uint32) < WIDTH)
+    return tl.load(images + offset, inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def images_kernel(
+    images, weight, result, pixels, weight_stride,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
+    ghost = tl.program_id(1)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
+    inside = pixel < pixels
+    pixel += ghost * pixels
+    output = tl.arange(0, COLUMNS)[None, :]
+    weight += ghost * weight_stride
+    total = tl.zeros((PIXELS, COLUMNS), tl.float32)
+    for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
+        patches = _patches(
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+        )  # fmt: skip
+        k = start + tl.arange(0, DEPTH)[:, None]
+        if BACKWARDS:
+            place = (k % CHANNELS) * (KERNEL * KERNEL * OUTPUTS) + (k // CHANNELS) * OUTPUTS + output
+        else:
+            place = output * (KERNEL * KERNEL * CHANNELS) + k
+        mask = (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS)
+        total = tl.dot(patches, tl.load(weight + place, mask, other=0.0), total, input_precision=PRECISION)
+    tl.store(result + pixel * OUTPUTS + output, total.to(result.dtype.element_ty), inside & (output < OUTPUTS))
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def weights_kernel(
+    images, upstream, partials, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
+    ghost = tl.program_id(2)
+    start = tl.program_id(0) * DEPTH
+    output = tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    for tile in range(TILES):
+        pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
+        inside = pixel < pixels
+        pixel += ghost * pixels
+        patches = _patches(
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+        )  # fmt: skip
+        gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
+        total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
+    k = start + tl.arange(0, DEPTH)[:, None]
+    of_one = tl.program_id(1) * tl.num_programs(2) + ghost
+    place = (of_one * OUTPUTS + output) * (KERNEL * KERNEL * CHANNELS) + k
+    tl.store(partials + place, total, (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS))
+
+
+@triton.jit(do_not_specialize=["elements"])
+def sum_kernel(partials, result, elements, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Over splits, always in the same order."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(SPLITS):
+        total += tl.load(partials + number * elements + place, place < elements, other=0.0)
+    tl.store(result + place, total.to(result.dtype.element_ty), place < elements)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _quotient(whole: int, part: int) -> int:
+    """Rounded up."""
+    return -(-whole // part)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _width(channels: int) -> int:
+    """Of a tile: products of matrices are of 16 columns or more."""
+    return max(16, _power_of_two(channels))
+
+
+def _depth(least: int, channels: int, kernel: int) -> int:
+    """Of a tile: whole taps; of the few channels of an image all taps together."""
+    whole = _width(kernel**2 * channels)
+    return min(64 if channels % 16 else max(least, _power_of_two(channels)), whole)
+
+
+def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    in_full = dtype == torch.float32  # without tensor cores: deeper or wider tiles do not fit into registers
+    return {
+        "PIXELS": 64 if in_full else tuning.pixels,
+        "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
+        "COLUMNS": _width(columns),
+        "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
+        "num_warps": tuning.warps,
+        "num_stages": tuning.stages,
+    }
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any) -> None:
+    kernel[grid](*operands, **constants)
+
+
+def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
+    ghosts, kernel = len(weight), weight.shape[-1]
+    pixels = result.numel() // result.shape[1] // ghosts
+    constants = _compiled(IMAGES, source.shape[1], kernel, result.shape[1], source.dtype)
+    _launch(
+        images_kernel,
+        (_quotient(pixels, constants["PIXELS"]), ghosts),
+        *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
+        *(kernel, stride, padding, backwards),
+        **constants,
+    )
+
+
+def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """x: (ghosts · images) × channels × …, channels-last; weight: ghosts × outputs × channels × kernel × kernel."""
+    kernel = weight.shape[-1]
+    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+    y = _empty((len(x), weight.shape[1], height, width), x)
+    _images(x, weight, y, stride, padding, False)
+    return y
+
+
+def input_gradient(upstream: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    """Of x, which only says its shape."""
+    dx = _empty(x.shape, x)
+    _images(upstream, weight, dx, stride, padding, True)
+    return dx
+
+
+def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Of the weight, which only says its shape, its dtype, and its strides within a ghost."""
+    ghosts, outputs, channels, kernel, _ = weight.shape
+    pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
+    constants = _compiled(WEIGHTS, channels, kernel, outputs, x.dtype)
+    blocks = _quotient(depth, constants["DEPTH"])
+    wanted = max(1, WEIGHTS.programs // (blocks * ghosts))
+    tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number
+    splits = _quotient(pixels, tiles * constants["PIXELS"])
+    partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
+    _launch(
+        weights_kernel,
+        (blocks, splits, ghosts),
+        *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
+        **constants,
+        TILES=tiles,
+    )
+    result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
+    elements = result.numel()
+    _launch(sum_kernel, (_quotient(elements, 512),), partials, result, elements, SPLITS=splits, BLOCK=512, num_warps=4)
+    # Of 1 × 1 kernels there are two spellings of the strides; one kernel copies many gradients only if all agree.
+    return torch.as_strided(result, weight.shape, (outputs * depth, *weight.stride()[1:]))
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def rehearse(device: torch.device) -> None:
+    """Compile and run once on a few numbers: a machine may lack what Triton needs."""
+    x, weight = torch.ones(1, 16, 1, 1, device=device), torch.ones(1, 16, 16, 1, 1, device=device)
+    y = forward(x, weight, 1, 0)
+    input_gradient(y, weight, x, 1, 0)
+    weight_gradient(y, x, weight, 1, 0)

@@ -1,0 +1,217 @@
+"""Convolutions and BatchNorm of all ghosts at once, against a loop over ghosts: in the interpreter, and on CUDA."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from smoothout.lab.models.ghost_conv import ghost_conv, why_no_kernels
+from smoothout.lab.models.stacked_norm import stacked_norm
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_in_the_interpreter():
+    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
+    command = [sys.executable, "-m", "pytest", __file__, "-m", "not gpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def images(*shape, dtype=torch.float32):
+    x = torch.randn(shape, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+    return x.requires_grad_()
+
+
+def stacked_weights(ghosts, outputs, channels, kernel, dtype=torch.float32):
+    weight = torch.randn(ghosts, outputs, kernel, kernel, channels, device=DEVICE) / (kernel * channels**0.5)
+    return weight.to(dtype).permute(0, 1, 4, 2, 3).requires_grad_()
+
+
+def with_gradients(function, leaves, upstream):
+    y = function()
+    return y, *torch.autograd.grad(y, leaves, upstream)
+
+
+def both(monkeypatch, function, leaves, kind):
+    """Output and gradients by the kernels, and by the loop over ghosts."""
+    y = function()
+    assert kind in type(y.grad_fn).__name__  # the kernels
+    upstream = torch.randn_like(y)
+    found = with_gradients(function, leaves, upstream)
+    with monkeypatch.context() as context:
+        context.setenv("SMOOTHOUT_KERNELS", "foreach")
+        expected = with_gradients(function, leaves, upstream)
+    assert kind not in type(expected[0].grad_fn).__name__
+    return found, expected
+
+
+# ---- convolutions ----------------------------------------------------------------------------------------------------
+
+# Channels, outputs, kernel, stride.
+LAYERS = [(3, 16, 3, 1), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (16, 32, 1, 2), (8, 24, 1, 1)]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("channels", "outputs", "kernel", "stride"), LAYERS)
+def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, stride):
+    size = (7, 7) if channels == outputs else (8, 5)
+    x, weight = images(6, channels, *size), stacked_weights(2, outputs, channels, kernel)
+    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, kernel // 2), [x, weight], "GhostConv")
+    for one, other in zip(found, expected):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert one.stride() == other.stride() or kernel == 1  # where strides are not unique
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_many_tiles_and_splits(monkeypatch):
+    kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
+    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2))
+    monkeypatch.setattr(kernels, "WEIGHTS", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, programs=20))
+    half = {"dtype": torch.float16}  # in fp32 tiles are small anyway
+    x, weight = images(4, 16, 5, 7, **half), stacked_weights(2, 16, 16, 3, **half)
+    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@needs_kernels
+def test_ghosts_may_share_weights_and_images_need_no_gradient():
+    x, own = images(6, 3, 5, 5).detach(), stacked_weights(1, 16, 3, 3).detach()
+    shared = own.expand(3, -1, -1, -1, -1).requires_grad_()
+    y = ghost_conv(x, shared, 1, 1)
+    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, own[0], padding=1), rtol=1e-4, atol=1e-4)
+    assert torch.autograd.grad(y.sum(), shared)[0].shape == shared.shape
+
+
+@needs_kernels
+def test_gradients_of_weights_have_their_strides():
+    for weight in (stacked_weights(2, 16, 16, 1), stacked_weights(2, 16, 16, 1).detach().contiguous().requires_grad_()):
+        gradient = torch.autograd.grad(ghost_conv(images(2, 16, 2, 2), weight).sum(), weight)[0]
+        assert gradient.stride() == weight.stride()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("channels", "outputs", "stride"), [(3, 16, 1), (16, 32, 2), (32, 32, 1)])
+def test_half_precision_is_rounded_once(monkeypatch, channels, outputs, stride):
+    # The interpreter multiplies no matrices in bf16.
+    x = images(4, channels, 6, 6, dtype=torch.float16)
+    weight = stacked_weights(2, outputs, channels, 3, torch.float16)
+    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, 1), [x, weight], "GhostConv")
+    for one, other in zip(found, expected):
+        assert one.dtype == torch.float16
+        torch.testing.assert_close(one, other, rtol=4e-3, atol=4e-3)
+
+
+@needs_kernels
+def test_results_repeat_bit_by_bit():
+    x, weight = images(4, 16, 6, 6), stacked_weights(2, 16, 16, 3)
+    one, other = (torch.autograd.grad(ghost_conv(x, weight, 1, 1).square().sum(), [x, weight]) for _ in range(2))
+    assert all(map(torch.equal, one, other))
+
+
+def test_it_says_what_there_are_no_kernels_for():
+    assert not why_no_kernels(stacked_weights(2, 16, 3, 3))
+    assert "7 × 7" in why_no_kernels(stacked_weights(2, 16, 3, 7))
+    assert "channels-last" in why_no_kernels(stacked_weights(2, 16, 16, 3).contiguous())
+    assert "float64" in why_no_kernels(stacked_weights(2, 16, 16, 3, torch.float64))
+    assert not why_no_kernels(stacked_weights(2, 16, 16, 1).contiguous())
+
+
+# ---- BatchNorm -------------------------------------------------------------------------------------------------------
+
+
+def norm_case(shape, ghosts, dtype=torch.float32):
+    channels = shape[1]
+    x, residual = images(*shape, dtype=dtype), images(*shape, dtype=dtype)
+    weight = (torch.rand(ghosts, channels, device=DEVICE) + 0.5).requires_grad_()
+    bias = torch.randn(channels, device=DEVICE).expand(ghosts, channels).requires_grad_()
+    memory = torch.zeros(ghosts, 3 * channels, device=DEVICE)  # rows longer than what a layer has of them
+    return x, residual, weight, bias, (memory[:, :channels].data, memory[:, channels : 2 * channels].data)
+
+
+@needs_kernels
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norms_equal_the_loop(monkeypatch, with_residual, relu):
+    x, residual, weight, bias, statistics = norm_case((6, 16, 5, 7), 3)
+    leaves = [x, weight, bias, *([residual] if with_residual else [])]
+    left = []
+
+    def function():
+        y = stacked_norm(x, weight, bias, statistics, 1e-5, residual if with_residual else None, relu)
+        left.append([t.clone() for t in statistics])
+        return y
+
+    found, expected = both(monkeypatch, function, leaves, "StackedNorm")
+    for one, other in zip([*found, *left[0]], [*expected, *left[-1]]):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+STAGES = [(3, 16, 3, 1, 32), (16, 16, 3, 1, 32), (16, 32, 3, 2, 32), (32, 32, 3, 1, 16), (32, 64, 1, 2, 16),
+          (64, 64, 3, 1, 8)]  # fmt: skip
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("per_ghost", [128, 53])  # of a full batch of CIFAR, and of its last one
+@pytest.mark.parametrize(("channels", "outputs", "kernel", "stride", "size"), STAGES)
+def test_convolutions_at_real_shapes(monkeypatch, channels, outputs, kernel, stride, size, per_ghost):
+    x = images(16 * per_ghost, channels, size, size, dtype=torch.bfloat16)
+    weight = stacked_weights(16, outputs, channels, kernel, torch.bfloat16)
+    found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, stride, kernel // 2), [x, weight], "GhostConv")
+    for one, other in zip(found, expected):
+        assert one.stride() == other.stride() or kernel == 1
+        assert (one.float() - other.float()).norm() <= 1e-2 * other.float().norm()
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("shape", [(2048, 16, 32, 32), (848, 32, 16, 16), (2048, 64, 8, 8)])
+def test_norms_at_real_shapes(monkeypatch, shape):
+    x, residual, weight, bias, statistics = norm_case(shape, 16, torch.bfloat16)
+
+    def function():
+        return stacked_norm(x, weight, bias, statistics, 1e-5, residual)
+
+    found, expected = both(monkeypatch, function, [x, weight, bias, residual], "StackedNorm")
+    for one, other in zip(found, expected):
+        assert (one.float() - other.float()).norm() <= 2e-2 * other.float().norm()
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_captured_graph_replays(monkeypatch):
+    x, weight = images(256, 16, 32, 32, dtype=torch.bfloat16), stacked_weights(2, 16, 16, 3, torch.bfloat16)
+    _, _, scale, bias, statistics = norm_case((4, 16, 2, 2), 2)
+    upstream = torch.randn_like(x)
+
+    def function():
+        y = stacked_norm(ghost_conv(x, weight, 1, 1), scale, bias, statistics, 1e-5, x)
+        return y, *torch.autograd.grad(y, [x, weight, scale, bias], upstream)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = function()
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        for one, other in zip(found, function()):
+            assert torch.equal(one, other)
