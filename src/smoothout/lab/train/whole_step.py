@@ -22,7 +22,7 @@ from smoothout.lab.train.lanes import Flat, Lane, Share, Weights, flat_size, run
 from smoothout.lab.train.stacked import StackedLane, why_not_stacked
 
 LANES = 8
-# All ghosts in one launch a layer, where that can be: off, since no GPU has run it yet; benchmarks/epoch_time.py compares.
+# All ghosts in one launch a layer, where that can be. Off: no GPU has run it yet (benchmarks/epoch_time.py compares).
 # None would be: on CUDA in half precision; in fp32 cuDNN is faster.
 STACKED: bool | None = False
 REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
