@@ -13,7 +13,7 @@ from smoothout.lab import packs
 from smoothout.lab.config import resolve
 from smoothout.lab.experiments.queue import folder_of, plan
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.runner import run_queue
+from smoothout.lab.experiments.runner import companions, run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row
 from smoothout.lab.experiments.worker import Place
@@ -53,6 +53,18 @@ def test_runs_measurements_and_lines(tmp_path, jobs):
     assert line.accuracies[0] == pytest.approx(start.run.record.last.test_accuracy)
     assert line.accuracies[-1] == pytest.approx(end.run.record.last.test_accuracy)
     assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
+
+
+def test_which_runs_train_side_by_side_on_a_gpu():
+    def c1(method="plain", **settings):
+        return resolve(dataset="cifar10", model="c1", method=method, batch_size=5000, **settings)
+
+    others = [c1("smoothout"), c1("swa"), c1(epochs=3), c1("adasmoothout"), c1("smoothout", strength=0.2)]
+    seeds = [c1(seed=seed) for seed in (3, 4)]
+    assert companions(c1(), [*others, *seeds]) == [*seeds, others[0], others[3]]
+    assert companions(c1("swa"), [c1("sam"), c1("swa", seed=2), c1()]) == [c1("swa", seed=2)]
+    deep = [resolve(dataset="cifar10", model="resnet44", method="plain", batch_size=2048, seed=s) for s in (0, 1)]
+    assert companions(deep[0], deep[1:]) == []
 
 
 def test_the_clock_stops_it_at_a_checkpoint_and_the_next_call_goes_on(tmp_path):

@@ -180,14 +180,18 @@ def test_convolutions_at_real_shapes(monkeypatch, channels, outputs, kernel, str
 @needs_cuda
 @pytest.mark.parametrize("shape", [(2048, 16, 32, 32), (848, 32, 16, 16), (2048, 64, 8, 8)])
 def test_norms_at_real_shapes(monkeypatch, shape):
+    """Against fp32: torch in bf16 rounds before the sum and so closes other gates of the ReLU."""
     x, residual, weight, bias, statistics = norm_case(shape, 16, torch.bfloat16)
-
-    def function():
-        return stacked_norm(x, weight, bias, statistics, 1e-5, residual)
-
-    found, expected = both(monkeypatch, function, [x, weight, bias, residual], "StackedNorm")
+    y = stacked_norm(x, weight, bias, statistics, 1e-5, residual)
+    assert "StackedNorm" in type(y.grad_fn).__name__
+    upstream = torch.randn_like(y)
+    found = y, *torch.autograd.grad(y, [x, weight, bias, residual], upstream)
+    monkeypatch.setenv("SMOOTHOUT_KERNELS", "foreach")
+    exact, kept = (t.detach().float().requires_grad_() for t in (x, residual))
+    y = stacked_norm(exact, weight, bias, statistics, 1e-5, kept)
+    expected = y, *torch.autograd.grad(y, [exact, weight, bias, kept], upstream.float())
     for one, other in zip(found, expected):
-        assert (one.float() - other.float()).norm() <= 2e-2 * other.float().norm()
+        assert (one.float() - other).norm() <= 1e-2 * other.norm()
 
 
 @pytest.mark.gpu

@@ -245,8 +245,8 @@ def test_the_networks_names_and_numbers_stay():
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
 
 
-def step(model, x, labels):
-    with torch.autocast("cuda", dtype=torch.bfloat16):
+def step(model, x, labels, half=True):
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
         loss = F.cross_entropy(model(x), labels)
     return loss, torch.autograd.grad(loss, list(model.parameters()))
 
@@ -292,9 +292,10 @@ def test_a_training_step_of_a_network_equals_torchs(monkeypatch):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     monkeypatch.setenv("SMOOTHOUT_KERNELS", "foreach")
+    _, exact = step(copy.deepcopy(twin), x, labels, half=False)
     expected, others = step(twin, x, labels)
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0)
-    for one, other in zip(gradients, others):
-        assert (one - other).norm() <= 0.15 * other.norm() + 1e-4  # bf16, twenty layers deep
+    for one, other, best in zip(gradients, others, exact):  # bf16, twenty layers deep: far from fp32, but no further
+        assert (one - best).norm() <= 1.3 * (other - best).norm() + 1e-4
     for one, other in zip(model.buffers(), twin.buffers()):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)

@@ -14,6 +14,7 @@ from smoothout.lab.presets import TABLE_1_MODELS
 from smoothout.lab.train.processes import choose_device
 from smoothout.lab.train.start import SMALL_NETWORKS_TOGETHER
 
+WHOLE_STEPS = ("plain", "smoothout", "adasmoothout")  # methods whose updates are one CUDA graph, so equally quick
 Say = Callable[[str], None]
 
 
@@ -47,14 +48,27 @@ def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Ou
 
 
 def _companions(task: Task, waiting: list[Task], place: Place) -> list[Task]:
-    """Other seeds of a small network's run, taken off the list: on a GPU they train side by side."""
-    on_gpu = choose_device(place.device).type == "cuda"
-    if not on_gpu or not task.trains or task.config.model not in TABLE_1_MODELS:
+    """Runs of a small network that go with a task, taken off the list: on a GPU they train side by side."""
+    if choose_device(place.device).type != "cuda" or not task.trains:
         return []
-    same = [t for t in waiting if t.trains and t.config.with_seed(0) == task.config.with_seed(0)]
-    same = same[: SMALL_NETWORKS_TOGETHER - 1]
-    waiting[:] = [t for t in waiting if t not in same]
-    return same
+    fitting = companions(task.config, [t.config for t in waiting if t.trains])
+    found = [t for t in waiting if t.trains and t.config in fitting]
+    waiting[:] = [t for t in waiting if t not in found]
+    return found
+
+
+def companions(config: Config, waiting: Sequence[Config]) -> list[Config]:
+    """Which of those that wait train beside this run: its other seeds, then runs that take as long on the same data."""
+
+    def kind(config: Config) -> tuple[object, ...]:
+        steps_itself = config.method if config.method not in WHOLE_STEPS else ""
+        return config.model, config.dataset, config.hold_out, config.batch_size, config.epochs, steps_itself
+
+    if config.model not in TABLE_1_MODELS:
+        return []
+    same = [other for other in waiting if kind(other) == kind(config)]
+    same.sort(key=lambda other: other.with_seed(0) != config.with_seed(0))
+    return same[: SMALL_NETWORKS_TOGETHER - 1]
 
 
 def _next_ready(waiting: list[Task], ended: set[tuple[Config, object]], tasks: Sequence[Task]) -> Task:

