@@ -82,7 +82,8 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, 
 
     Args:
         log: a logarithmic loss axis; by default where losses span more than three orders of magnitude, as they do when
-            interpolated BatchNorm statistics fit neither end.
+            interpolated BatchNorm statistics fit neither end. The axis ends a hundred times above the highest loss
+            between the ends: beyond them such losses have no bound.
     """
     ax = _prepared(ax, "α   (0: first checkpoint, 1: second)", "loss")
     for end in (0.0, 1.0):
@@ -100,6 +101,10 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, 
     losses = np.concatenate([result.losses for result in results.values()])
     if log or (log is None and 0 < 1e3 * losses.min() < losses.max()):
         ax.set_yscale("log")
+    alphas = np.concatenate([result.alphas for result in results.values()])
+    top = 100 * losses[(alphas >= 0) & (alphas <= 1)].max(initial=0)
+    if 0 < top < losses.max():
+        ax.set_ylim(top=top)
     return _with_legend(ax, results, above=True)
 
 

@@ -15,6 +15,7 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import paper
+from smoothout.lab.report.digest import between_marks
 
 ROOT = Path(__file__).parents[3]
 PACK = ROOT / "results" / "c1-cifar10.jsonl"
@@ -104,6 +105,13 @@ def test_the_results_in_the_docs_are_those_of_the_records(smoothout):
     code, said, error = smoothout("results", "--markdown")
     assert (code, error) == (0, "")
     assert said == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
+
+
+def test_the_digest_in_readme_and_docs_is_that_of_the_records(smoothout):
+    code, said, error = smoothout("results", "--digest")
+    assert (code, error) == (0, "")
+    for page in ("README.md", "docs/large-batch.md"):
+        assert said == between_marks((ROOT / page).read_text()), f"{page}: run smoothout reproduce results --digest"
 
 
 def test_the_list_counts_and_estimates(smoothout, tmp_path):

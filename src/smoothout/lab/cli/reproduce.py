@@ -27,6 +27,7 @@ from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
 from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
 from smoothout.lab.presets import PRESETS
+from smoothout.lab.report.digest import digest as digest_of
 from smoothout.lab.runs import CONFIG, write_atomically
 
 RESULTS, EVERY_PRESET = "results", "all"
@@ -86,6 +87,7 @@ def _reproduce(
         bool, typer.Option("--retrain", help="train packed runs again to measure what they lack")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="train nothing, print the tables as Markdown")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="with results: print README's table of them")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print every configuration, train nothing")] = False,
     list_: Annotated[bool, typer.Option("--list", help="what there is, what is done, and what the rest costs")] = False,
 ) -> None:
@@ -102,6 +104,8 @@ def _reproduce(
             _print_list(asked)
         elif dry_run:
             _print_configurations(asked)
+        elif digest:
+            print(digest_of(experiments, records), end="")
         elif markdown:
             print(results_markdown(experiments, records, _command()), end="")
         elif only_records:

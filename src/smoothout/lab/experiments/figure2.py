@@ -29,7 +29,8 @@ def small_to_large(setting: Setting, network: Network, name: str, title: str) ->
     between = Drawing(
         "interpolation",
         f"(a) Loss (solid) and accuracy (dotted) on the line from the minimum of batch {network.small} (α = 0) to that "
-        f"of batch {network.large} (α = 1); the whole state is interpolated.",
+        f"of batch {network.large} (α = 1). The whole state is interpolated: beyond the ends BatchNorm's variances fit "
+        "no network, and the loss may leave the picture.",
         tuple(Curve(f"{each.split} images", small, each) for each in lines),
     )
     under_noise = noise_drawings(network, ((network.small, small), (network.large, large)), setting)

@@ -1,0 +1,58 @@
+"""The paper's main tables in a few lines, for README and docs: a line a network and batch size, a column a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.methods import METHODS
+from smoothout.lab.report import page
+from smoothout.lab.report.groups import Group, compare
+from smoothout.lab.report.page import Cell, Table
+from smoothout.lab.report.paper import reported
+from smoothout.lab.report.sections import percent
+
+TABLES = ("table1", "table2")
+COMPARED = ("smoothout", "adasmoothout")
+BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what it prints -->"
+
+
+def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> str:
+    """Markdown: what has been measured of Tables 1 and 2, with the effect on the baseline of the same seeds."""
+    rows = []
+    for setting, experiment in experiments:
+        if experiment.name in TABLES:
+            baselines = [row for row in experiment.rows if row.versus is None and not row.note]
+            rows += [_line(base, experiment, setting, records) for base in baselines]
+    titles = tuple(METHODS[name].title for name in COMPARED)
+    table = Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
+    return table.to_markdown() + "\n"
+
+
+def between_marks(text: str) -> str:
+    """What a page of the docs holds of it."""
+    return text.split(BEGIN)[1].split(END)[0].strip() + "\n"
+
+
+def _line(base: Row, experiment: Experiment, setting: Setting, records: Records) -> page.Row | None:
+    group = records.group(base.config)
+    if group is None:
+        return None
+    others = {row.config.method: records.group(row.config) for row in experiment.rows if row.versus == base.config}
+    name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}"
+    cells = [_cell(group, others.get(method)) for method in COMPARED]
+    counts = {len(each.records) for each in (group, *others.values()) if each is not None}
+    n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return page.Row((Cell(name), Cell(n), Cell(percent(group.sample(reported))), *cells))
+
+
+def _cell(base: Group, group: Group | None) -> Cell:
+    if group is None:
+        return Cell("–")
+    effect = compare(base, group, reported)
+    accuracy = percent(group.sample(reported))
+    if effect is None:
+        return Cell(f"{accuracy} (too few runs)")
+    change = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
+    return Cell(f"{accuracy}: {f'**{change}**' if effect.is_shown else change}")

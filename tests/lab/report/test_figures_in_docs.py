@@ -1,0 +1,27 @@
+"""Figures in README and docs: every accuracy and interval must be in `docs/results.md`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# The log tells history: figures of records that were measured again since.
+PAGES = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/**/*.md") if p.name not in ("log.md", "results.md"))]
+FIGURES = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]|\d+\.\d+ ± \d+\.\d+ %|\d\d\.\d\d %")
+
+
+def figures_of(text):
+    return set(FIGURES.findall(re.sub(r"\s+", " ", text.replace("−", "-").replace("**", ""))))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_accuracy_and_interval_is_among_the_results(page):
+    """`docs/results.md` itself is made from the records, by another test."""
+    assert figures_of(page.read_text()) <= figures_of((ROOT / "docs" / "results.md").read_text())
+
+
+def test_a_figure_from_nowhere_is_noticed():
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    assert len(figures_of(text)) >= 4
+    assert not figures_of(text.replace("+3.52", "+3.53")) <= figures_of((ROOT / "docs" / "results.md").read_text())
