@@ -82,7 +82,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True  # as training has it
     args = arguments(__doc__, data_root="", epochs=5, stacked=1, lanes="4,8,16", slow_loops=1)
     dataset = data(args.data_root)
-    rows = Rows()
+    rows = Rows(args)
     ways = [("stacked", 0)] if args.stacked else []
     ways += [(f"{lanes} streams", int(lanes)) for lanes in args.lanes.split(",") if lanes]
     for name, lanes in ways:

@@ -101,7 +101,7 @@ def main() -> None:
     if args.sweep:  # all at once, into Triton's cache
         with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
             pool.map(compile_one, jobs, chunksize=4)
-    rows, chosen = Rows(), (kernels.IMAGES, kernels.WEIGHTS)
+    rows, chosen = Rows(args), (kernels.IMAGES, kernels.WEIGHTS)
     for layer, direction in itertools.product(STAGES, DIRECTIONS):
         if layer[0] == 3 and direction == "images' gradient":
             continue  # nothing asks for it

@@ -52,7 +52,7 @@ def main() -> None:
     if args.child:
         print(on_cpu(args.child)["peak"])
         return
-    rows = Rows()
+    rows = Rows(args)
     for scale in ("absolute", "filter"):
         if args.device == "cuda":
             measured = on_cuda(scale)

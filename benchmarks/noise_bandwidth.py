@@ -38,7 +38,7 @@ def times(function: Callable[[], Any], args: argparse.Namespace) -> list[float]:
 def main() -> None:
     args = arguments(__doc__, millions=200, rounds=25)
     rows_of_matrix = args.millions * 1_000_000 // 4096 // 8
-    rows = Rows()
+    rows = Rows(args)
     for dtype in (torch.float32, torch.bfloat16):
         model = nn.ParameterList(
             nn.Parameter(torch.randn(rows_of_matrix, 4096, dtype=dtype, device=args.device)) for _ in range(8)

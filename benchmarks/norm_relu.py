@@ -94,7 +94,7 @@ def main() -> None:
     if sweep:  # all at once, into Triton's cache
         with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
             pool.map(compile_one, itertools.product(sweep, STAGES), chunksize=1)
-    rows = Rows()
+    rows = Rows(args)
     for shape, with_residual in itertools.product(STAGES, (False, True)):
         facts = {"shape": "×".join(map(str, shape)), "residual": with_residual}
         for what, function in (("plain", plain), ("fused", norm_relu)):

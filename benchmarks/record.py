@@ -29,11 +29,16 @@ def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
 
 
 class Rows(list):
-    """Rows of a table, each shown as it comes: a benchmark that is stopped has said what it knew."""
+    """Rows of a table, each shown and recorded as it comes: a benchmark that is stopped has said what it knew."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self._args = args
 
     def append(self, row: dict[str, Any]) -> None:
         super().append(row)
         print("; ".join(f"{name} {_cell(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
+        write(self._args, self, "stopped before its end")
 
 
 def in_turns(
@@ -131,8 +136,8 @@ def _processor() -> str:
         return platform.processor()
 
 
-def finish(args: argparse.Namespace, columns: list[str], rows: list[dict[str, Any]], notes: str = "") -> None:
-    """Write the record, and print the table last."""
+def write(args: argparse.Namespace, rows: list[dict[str, Any]], notes: str) -> dict[str, Any]:
+    """The record so far, into the file that was asked for."""
     record = {
         "benchmark": Path(sys.argv[0]).stem,
         "command": " ".join(["python", *sys.argv]),
@@ -144,6 +149,12 @@ def finish(args: argparse.Namespace, columns: list[str], rows: list[dict[str, An
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def finish(args: argparse.Namespace, columns: list[str], rows: list[dict[str, Any]], notes: str = "") -> None:
+    """Write the record, and print the table last."""
+    record = write(args, rows, notes)
     table = [columns, *[[_cell(row.get(column, "")) for column in columns] for row in rows]]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     print(", ".join(f"{key} {value}" for key, value in record["machine"].items()))

@@ -30,7 +30,7 @@ def measure(elements: int, tensors: int, scale: str, device: str, rounds: int) -
 
 def main() -> None:
     args = arguments(__doc__, rounds=7, largest=9)
-    rows = Rows()
+    rows = Rows(args)
     for scale in ("absolute", "filter"):
         for power in range(4, args.largest + 1):
             rows.append(measure(10**power, 10, scale, args.device, args.rounds))

@@ -30,7 +30,7 @@ def seconds(folder: Path, configs: list, together: int, device: str) -> list[flo
 def main() -> None:
     args = arguments(__doc__, data_root="", seeds=5, epochs=14, batches="256,5000", methods="plain,smoothout")
     dataset = data(args.data_root)
-    rows = Rows()
+    rows = Rows(args)
     with mock.patch.object(build, "load_dataset", return_value=dataset), tempfile.TemporaryDirectory() as out:
         for batch_size in map(int, args.batches.split(",")):
             for method in args.methods.split(","):

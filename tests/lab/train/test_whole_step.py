@@ -36,6 +36,7 @@ CASES = {
         "lr": 0.01,
         "strength_schedule": "linear",
     },
+    "noise that stays": {"model": "f1", "ghost_batch_size": 32, "lr": 0.01, "strength": 0.001, "denoise": False},
     "three draws": {"model": "mlp", "method": "adasmoothout", "draws": 3},
     "two draws, ghosts": {"model": "f1", "draws": 2, "ghost_batch_size": 64, "lr": 0.01, "strength": 0.01},
     "the authors'": {"model": "f1", "method": "adasmoothout", "preset": "authors", "lr": 0.01, "ghost_batch_size": 50},
@@ -170,7 +171,7 @@ def trainer_of(monkeypatch, **settings):
         ({"model": "f1", "ghost_batch_size": 64}, ""),
         ({"model": "f1", "ghost_batch_size": 64, "ghost_by": "layer"}, ""),
         ({"method": "ensemble", "draws": 2, "model": "mlp"}, "its method"),
-        ({"model": "mlp", "denoise": False}, "not taken back"),
+        ({"model": "mlp", "denoise": False, "draws": 2}, "several draws a step stay"),
         ({"model": "f1", "ghost_batch_size": 32, "ghost_by": "layer", "draws": 2}, "its buffers"),
     ],
 )
@@ -204,7 +205,7 @@ def test_a_compiled_network_and_several_momenta_are_refused(monkeypatch):
 
 def test_what_cannot_be_captured_is_trained_one_by_one(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(loop, "can_capture", lambda around: True)
-    config = resolve(model="mlp", denoise=False, epochs=1, batch_size=300)
+    config = resolve(model="mlp", denoise=False, draws=2, epochs=1, batch_size=300)
     train(config, tmp_path / "run", Options(device="cpu"))
     assert "one CUDA graph a ghost batch, not one a step: its noise is not drawn" in capsys.readouterr().out
 

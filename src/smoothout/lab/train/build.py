@@ -13,11 +13,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from smoothout.lab import models
 from smoothout.lab.config import Config, ConfigError
 from smoothout.lab.data import Batches, Dataset, hold_out, load
+from smoothout.lab.data.dataset import Split
 from smoothout.lab.models import chunk_count, with_ghost_norm
 from smoothout.lab.train.processes import OneProcess, Processes
 from smoothout.lab.train.regime import scaled_rate
 
 EVALUATION_BATCH = 1000
+TEST_BATCH_ON_CUDA = 10_000  # in training, of images in memory: for fewer the device waits for the host's launches
 
 
 def load_dataset(config: Config, root: str | Path | None = None) -> Dataset:
@@ -102,6 +104,11 @@ def training_batches(
         channels_last=config.channels_last,
         workers=workers,
     )
+
+
+def test_batch_size(dataset: Dataset, device: torch.device) -> int:
+    """How many images are judged at once after an epoch."""
+    return TEST_BATCH_ON_CUDA if device.type == "cuda" and isinstance(dataset.test, Split) else EVALUATION_BATCH
 
 
 def judging_batches(

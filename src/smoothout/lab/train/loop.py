@@ -78,7 +78,10 @@ class Trainer:
         if processes.rank:  # the same weights everywhere, but dropout masks of its own for every process
             torch.manual_seed(config.seed + 1_000_003 * processes.rank)
         self.batches = build.training_batches(config, self.dataset, device, processes, around.workers)
-        self.test_batches = build.judging_batches(config, self.dataset, device, processes, workers=around.workers)
+        judged_at_once = build.test_batch_size(self.dataset, device)
+        self.test_batches = build.judging_batches(
+            config, self.dataset, device, processes, workers=around.workers, batch_size=judged_at_once
+        )
         self.optimizer = build.make_optimizer(config, self.model)
         called = torch.compile(self.model) if config.compile else self.model
         kind = GraphStep if around.cuda_graphs and device.type == "cuda" and not config.compile else GhostStep

@@ -6,7 +6,7 @@ of this package; `why_not_stacked` says where it cannot be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 Statistics = tuple[Tensor, Tensor]  # means and unbiased variances, ghosts × channels
 
 
-def why_not_stacked(model: nn.Module, draws: int | None, ghosts: int, cuts: Iterable[Sequence[int]]) -> str:
-    """In words, why not all ghosts can be seen in one pass; empty if they can.
+def why_not_stacked(model: nn.Module, draws: int | None, ghosts: int, sizes: Sequence[int]) -> str:
+    """In words, why not all ghosts of a batch can be seen in one pass; empty if they can.
 
     Args:
         draws: of noise a step; None: one a ghost.
         ghosts: of a full batch.
-        cuts: the sizes of the ghosts, for every size of a batch.
+        sizes: of this batch's ghosts.
     """
     if ghosts < 2 or (draws is not None and draws != 1):
         return "there is one ghost, or every ghost is seen several times"
-    if any(len(sizes) != ghosts or len(set(sizes)) > 1 for sizes in cuts):
+    if len(sizes) != ghosts or len(set(sizes)) > 1:
         return "ghosts have several sizes"
     if type(model) is not ResNet or type(model.stem) is not Stem:
         return "it is not a ResNet of this package"

@@ -95,7 +95,7 @@ def why_not(method: Method, update: GhostStep, batches: Batches, is_compiled: bo
     if update.processes.world_size > 1 or update.scaler.is_enabled() or is_compiled:
         return "it has several processes, a gradient scaler or a compiled network"
     if isinstance(method, Smoothed) and not _draws_alone(method):
-        return "its noise is not drawn by the fused kernels, or not taken back"
+        return "its noise is not drawn by the fused kernels, or several draws a step stay in the weights"
     if not all(torch._debug_has_internal_overlap(p) == 0 and _is_dense(p) for p in update.parameters):
         return "a weight has gaps in memory"
     several = len(passes_of(method, update.chunks)) > 1
@@ -135,7 +135,8 @@ def _why_not_by_a_pass(update: GhostStep, batches: Batches, several: bool) -> st
 def _draws_alone(method: Smoothed) -> bool:
     perturbation = method.smooth.perturbation
     device = perturbation.local_weights[0].device
-    return method.smooth.denoise and (perturbation.generator_kind == "fused" or device.type != "cuda")
+    returns_or_is_one = method.smooth.denoise or method.draws == 1
+    return returns_or_is_one and (perturbation.generator_kind == "fused" or device.type != "cuda")
 
 
 def _is_dense(parameter: Tensor) -> bool:
@@ -164,6 +165,7 @@ class WholeStep:
     ) -> None:
         self._method, self._update, self._batches, self._sums = method, update, batches, sums
         self._smooth = method.smooth if isinstance(method, Smoothed) else None
+        self._stays = self._smooth is not None and not self._smooth.denoise  # the noise, in the network's own weights
         self._may_capture = capture
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._calls: dict[int, int] = {}
@@ -177,12 +179,14 @@ class WholeStep:
 
     def _make_lanes(self, half: torch.dtype | None, lanes: int) -> None:
         trained, model = self._update.parameters, self._update.model
-        noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth else []
+        noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth and not self._stays else []
         self._weights = Weights(model, noisy, half)
         each = passes_of(self._method, self._update.chunks)
         passes = len(each)
-        stacked = self._may_stack(half is not None)
-        count = passes if stacked else min(lanes, passes)
+        sizes = {self._batches.size_of(step) for step in range(len(self._batches))}
+        self._stackable = {size for size in sizes if self._can_stack(size, half is not None)}
+        in_lanes = 0 if self._stackable == sizes else min(lanes, passes)
+        count = max(in_lanes, passes if self._stackable else 0)
         self._norms = running_norms(model) if passes > 1 else []
         self._momentum = next((norm.momentum for norm in self._norms), None) or 0.0
         running = running_statistics(self._norms)
@@ -192,24 +196,23 @@ class WholeStep:
         self._gradient = Flat(trained, torch.float32)
         self._statistic = Flat(running, torch.float32) if running else None
         self._stacked: StackedLane | None = None
-        self._lanes: list[Lane] = []
-        if stacked:
+        if self._stackable:
             assert self._statistics is not None
             draws = [(one.draw, one.sign) for one in each]
             memory = (self._gradients, self._statistics)
             self._stacked = StackedLane(self._weights, trained, draws, *memory, self._momentum)
-        else:
-            kept = [None] * count if self._statistics is None else list(self._statistics)
-            self._lanes = [Lane(self._weights, trained, *memory) for memory in zip(self._gradients, kept)]
+        kept = [None] * count if self._statistics is None else list(self._statistics)
+        memories = list(zip(self._gradients, kept))[:in_lanes]
+        self._lanes = [Lane(self._weights, trained, *memory) for memory in memories]
 
-    def _may_stack(self, in_half: bool) -> bool:
+    def _can_stack(self, size: int, in_half: bool) -> bool:
+        """All ghosts of a batch of this size in one pass; those of a last batch may differ in size."""
         wanted = self._batches.device.type == "cuda" and in_half if STACKED is None else STACKED
         if not wanted or self._update.chunks == 1:
             return False
-        sizes = {self._batches.size_of(step) for step in range(len(self._batches))}
-        cuts = [ghost_sizes(size, self._update.chunks) for size in sizes]
         draws = self._method.draws if isinstance(self._method, Smoothed) else 1
-        return not why_not_stacked(self._update.model, draws, self._update.chunks, cuts)
+        cut = ghost_sizes(size, self._update.chunks)
+        return not why_not_stacked(self._update.model, draws, self._update.chunks, cut)
 
     # ---- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -271,11 +274,13 @@ class WholeStep:
         """Everything of one update; only operations on the device, of tensors that stay where they are."""
         rows = self._order.index_select(0, self._within[:size] + self._at * self._batches.batch_size)
         images, labels = self._batches.gathered(rows, self._uniforms)
+        if self._smooth is not None and self._stays:
+            self._smooth.perturbation.draw_into([w.detach() for w in self._smooth.perturbation.local_weights])
         self._weights.refresh()
         sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
         passes = passes_of(self._method, len(sizes))
-        if self._stacked is not None:
-            if self._smooth is not None:
+        if self._stacked is not None and size in self._stackable:
+            if self._smooth is not None and not self._stays:
                 self._stacked.draw(self._smooth.perturbation)
             self._stacked.go(images, labels, self._update.precision())
             self._add_up(len(passes), [self._stacked.seen], len(passes))
@@ -306,7 +311,7 @@ class WholeStep:
         for j in mine:
             each = passes[j]
             images, labels = ghosts[each.ghost]
-            if self._smooth is not None and (each.draw, each.sign) != last:
+            if self._smooth is not None and not self._stays and (each.draw, each.sign) != last:
                 self._smooth.perturbation.draw_into(lane.drawn.destinations, each.draw, each.sign)
                 lane.drawn.finish()
                 last = (each.draw, each.sign)
