@@ -25,7 +25,7 @@ GHOSTS, IMAGES = 16, 128
 # Channels, outputs, size, stride; 3 × 3.
 STAGES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1), (3, 16, 32, 1), (16, 32, 32, 2), (32, 64, 16, 2)]
 SWEPT = STAGES[:3]
-PIXELS, WARPS, NUM_STAGES, PROGRAMS = (64, 128, 256), (4, 8), (2, 3, 4), (512, 1024, 2048)
+PIXELS, WARPS, NUM_STAGES, PROGRAMS = (64, 128, 256), (4, 8), (1, 2, 3, 4), (512, 1024, 2048)
 DIRECTIONS = ("forward", "images' gradient", "weights' gradient")
 Layer = tuple[int, int, int, int]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 TABLE_1_MODELS = ("mlp", "f1", "c1", "c3")
-IMAGENET_MODELS = ("alexnet", "resnet18")
 GHOST_BATCH = 128
 
 
@@ -43,10 +42,10 @@ def default_strength(method: str, noise: str, scale: str) -> float | None:
 
 
 def _ghosts_of_the_text(model: str, batch_size: int) -> dict[str, Any]:
-    """Ghost batch norm on the networks of Table 2, by layers where the whole batch fits a device."""
+    """Ghost batch norm on the networks of Table 2: a pass a ghost, which is also the quickest way."""
     if model in TABLE_1_MODELS or batch_size < 2 * GHOST_BATCH:
         return {}
-    return {"ghost_batch_size": GHOST_BATCH, "ghost_by": "loop" if model in IMAGENET_MODELS else "layer"}
+    return {"ghost_batch_size": GHOST_BATCH, "ghost_by": "loop"}
 
 
 def _paper(model: str, method: str, batch_size: int) -> dict[str, Any]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure, label
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import Group
+from smoothout.lab.runs import Record
 
 HELD_OUT = 5000
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 USUAL = {"smoothout": 0.0375, "adasmoothout": 0.15}
 SCHEDULES = ("linear", "tanh")  # beside the constant one, at once and twice the strength
 DEEP_EPOCHS = 100  # of ResNet44: a quarter of the row's length
+PLACES = ((F1, F1.small), (F1, F1.large), (C1, C1.small), (C1, C1.large), (RESNET44, RESNET44.large))
+NOT_MEASURED = "not measured yet"
 
 
 def held_out(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
@@ -41,28 +47,75 @@ def robustness_rows(setting: Setting, network: Network, batch_size: int, method:
 
 def choice(setting: Setting) -> Experiment:
     rows: list[Row] = []
-    for network, batches in ((F1, (F1.small, F1.large)), (C1, (C1.small, C1.large)), (RESNET44, (RESNET44.large,))):
-        for batch_size in batches:
-            baseline = held_out(setting, network, batch_size, "plain")
-            rows.append(Row(label(network, batch_size, "plain"), baseline))
-            for method in USUAL:
-                rows += robustness_rows(setting, network, batch_size, method)
-                rows += _scheduled(setting, network, batch_size, method, baseline)
+    for network, batch_size in PLACES:
+        baseline = held_out(setting, network, batch_size, "plain")
+        rows.append(Row(label(network, batch_size, "plain"), baseline))
+        for method in USUAL:
+            rows += candidates(setting, network, batch_size, method)
     return Experiment(
         "choice",
         f"Strength and schedule, judged on {HELD_OUT:,} held-out training images",
         tuple(rows),
         notes=("Accuracies here are on held-out training images, not on the test set.",),
+        judge=partial(_judge, setting),
     )
 
 
-def _scheduled(setting: Setting, network: Network, batch_size: int, method: str, baseline: Config) -> list[Row]:
-    return [
-        Row(
-            label(network, batch_size, method, f", a = {USUAL[method] * factor:g}, {schedule}"),
-            held_out(setting, network, batch_size, method, strength=USUAL[method] * factor, strength_schedule=schedule),
-            versus=baseline,
-        )
-        for schedule in SCHEDULES
-        for factor in (1.0, 2.0)
-    ]
+def candidates(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
+    """What a network, batch size and method choose from."""
+    rows = robustness_rows(setting, network, batch_size, method)
+    baseline = held_out(setting, network, batch_size, "plain")
+    variants: list[tuple[str, dict[str, Any]]] = [(name, {"strength_schedule": name}) for name in SCHEDULES]
+    if network is RESNET44 and setting.preset != "paper":  # elsewhere every draw is one a step
+        variants.append(("linear, one draw a step", {"strength_schedule": "linear", "draws": "one"}))
+    for name, settings in variants:
+        for factor in (1.0, 2.0):
+            strength = USUAL[method] * factor
+            text = label(network, batch_size, method, f", a = {strength:g}, {name}")
+            config = held_out(setting, network, batch_size, method, strength=strength, **settings)
+            rows.append(Row(text, config, versus=baseline))
+    return rows
+
+
+def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Row | None:
+    """The candidate with the highest mean accuracy on held-out images, the first of equals; None if one is missing."""
+    means = []
+    for row in candidates(setting, network, batch_size, method):
+        group = records.group(row.config)
+        diverged = any(found.failure for found in records.seeds_of(row.config))
+        if group is None and not diverged:
+            return None
+        usable = group is not None and not diverged
+        means.append((group.sample(_accuracy).mean if usable and group is not None else -1.0, row))
+    return max(means, key=lambda pair: pair[0])[1]
+
+
+def what_is_chosen(config: Config) -> dict[str, Any]:
+    """The settings of a candidate that preset `ours` takes over."""
+    return {name: getattr(config, name) for name in ("strength", "strength_schedule", "draws")}
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    verdicts = []
+    for network, batch_size in PLACES:
+        base = records.group(held_out(setting, network, batch_size, "plain"))
+        for method in USUAL:
+            claim = f"{label(network, batch_size, method)}: the best of its candidates on held-out images"
+            row = best(setting, network, batch_size, method, records)
+            if row is None or base is None:
+                verdicts.append(Verdict(claim, NOT_MEASURED, ""))
+                continue
+            group = records.group(row.config)
+            assert group is not None
+            chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(row.config).items())
+            evidence = f"{_percent(group)} against {_percent(base)} of the baseline, n = {len(group.records)}"
+            verdicts.append(Verdict(claim, chosen, evidence))
+    return tuple(verdicts)
+
+
+def _accuracy(record: Record) -> float:
+    return record.last.test_accuracy
+
+
+def _percent(group: Group) -> str:
+    return f"{100 * group.sample(_accuracy).mean:.2f} %"

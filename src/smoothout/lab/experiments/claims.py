@@ -12,7 +12,7 @@ from functools import partial
 from scipy.special import gammaincinv
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.choice import FACTORS, USUAL, held_out, robustness_rows
+from smoothout.lab.experiments.choice import FACTORS, NOT_MEASURED, USUAL, held_out, robustness_rows
 from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
@@ -20,7 +20,6 @@ from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdi
 from smoothout.lab.report.groups import Difference, Group, Sample, compare, difference
 from smoothout.lab.runs import Record
 
-NOT_MEASURED = "not measured yet"
 PAPER_SDS = {
     ("plain", "small"): 0.33,
     ("smoothout", "small"): 0.12,

@@ -53,7 +53,7 @@ def configure(setting: Setting, network: Network, batch_size: int, method: str, 
     bf16 and channels-last at the scale of the paper.
     """
     if setting.preset == "ours" and "strength" not in settings:
-        settings = {**CHOSEN.get((network.model, method), {}), **settings}
+        settings = {**CHOSEN.get((network.model, batch_size, method), {}), **settings}
     if setting.scale == "tiny":
         return _tiny(setting, network, batch_size, method, settings)
     dataset = network.dataset
