@@ -143,13 +143,13 @@ def test_estimates_fit_what_was_timed():
         config = resolve(dataset="cifar10", **settings)
         return speeds.training(config) - START, config.epochs
 
-    assert seconds(model="c1", batch_size=256)[0] == pytest.approx(9.4, rel=0.1)  # one of five side by side
-    assert 4 <= seconds(model="c1", batch_size=5000)[0] <= 8
+    assert seconds(model="c1", batch_size=256)[0] == pytest.approx(11.8, rel=0.1)  # one of five side by side
+    assert seconds(model="c1", batch_size=5000)[0] == pytest.approx(9.4, rel=0.1)
     whole, epochs = seconds(model="resnet44", batch_size=2048, method="plain", preset="ours")
-    assert whole / epochs == pytest.approx(0.70, rel=0.1)
+    assert whole / epochs == pytest.approx(0.39, rel=0.1)
     row = next(row for row in EXPERIMENTS["table1"](Setting()).rows if row.config.model == "c1")
     measured = speeds.measuring(row.config, row.measurements[0])
-    assert measured == pytest.approx(13.6, rel=0.2)
+    assert measured == pytest.approx(9.9, rel=0.2)  # the mean of 27 runs
 
 
 def test_records_of_one_process_alone_replace_the_estimate(packed):

@@ -19,28 +19,31 @@ START = 4.0  # seconds: data, model, graphs, files
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of training: so many for each forward and backward pass, and for each image in it."""
+    """Seconds of training for each forward and backward pass and for each image in it; of measuring for each image.
+
+    Measurements run in fp32 and without graphs, here with a gradient.
+    """
 
     per_pass: float
     per_image: float
+    measured: float
 
 
-# An epoch of C1 took 0.094 s at batch 256 as one of five side by side, 0.153 s alone; of ResNet44 0.70 s as 391 ghosts.
-# F1 at 6000 took 0.04 s while another program used the GPU. The others are not measured: by their operations.
+# An epoch of C1 took 0.12 s at batch 256 and 0.09 s at 5000, as one of five side by side; of ResNet44 0.36 s as 400
+# ghosts, and judging 10,000 images about 0.03; of F1 0.05 s at 256, 0.03 at 6000. An evaluation of C1's loss and gradient
+# took 0.144 s, of F1's 0.045. The others are not measured: by their operations.
 H200: dict[str, Speed] = {
-    "mlp": Speed(2e-4, 1e-7),
-    "f1": Speed(2e-4, 4e-7),
-    "c1": Speed(2.5e-4, 9e-7),
-    "c3": Speed(2.5e-4, 9e-7),
-    "resnet20": Speed(6e-4, 2e-6),
-    "resnet44": Speed(1.2e-3, 4e-6),
-    "alexnet": Speed(4e-3, 2e-4),
-    "resnet18": Speed(4e-3, 4e-4),
+    "mlp": Speed(2e-4, 1e-7, 5e-7),
+    "f1": Speed(1e-4, 4e-7, 8e-7),
+    "c1": Speed(1.5e-4, 1.75e-6, 2.9e-6),
+    "c3": Speed(1.5e-4, 1.75e-6, 2.9e-6),
+    "resnet20": Speed(2e-4, 2e-6, 1.2e-5),
+    "resnet44": Speed(4e-4, 4.6e-6, 2.5e-5),
+    "alexnet": Speed(4e-3, 2e-4, 5e-4),
+    "resnet18": Speed(4e-3, 4e-4, 1e-3),
 }
-UNKNOWN = Speed(4e-3, 1e-4)
-# A measurement runs in fp32, without graphs: C1's took 4.5 µs an image with a gradient (60 evaluations in 13.6 s), and
-# half of that without one (21 in 2.6 s).
-WITH_GRADIENT, WITHOUT = 5.0, 2.7
+UNKNOWN = Speed(4e-3, 1e-4, 5e-4)
+WITHOUT_GRADIENT = 0.55
 SHARPNESS_EVALUATIONS = 12  # a start
 TRAINING_IMAGES = {
     "digits": 1437,
@@ -79,17 +82,18 @@ class Speeds:
     def measuring(self, config: Config, wanted: Measuring | Line) -> float:
         """One measurement of a run."""
         images = min(_images(config), wanted.images or _images(config))
-        cost = {"train": images, "test": min(images, 10_000)}[wanted.split] * H200.get(config.model, UNKNOWN).per_image
+        images = images if wanted.split == "train" else min(images, 10_000)
+        cost = images * H200.get(config.model, UNKNOWN).measured
         if isinstance(wanted, Line):
-            return 1 + len(wanted.alphas) * WITHOUT * cost
+            return 1 + len(wanted.alphas) * WITHOUT_GRADIENT * cost
         settings = dict(wanted.settings)
         if wanted.kind == "sharpness":
-            return 1 + settings["restarts"] * SHARPNESS_EVALUATIONS * WITH_GRADIENT * cost
+            return 1 + settings["restarts"] * SHARPNESS_EVALUATIONS * cost
         if wanted.kind == "sensitivity":
-            return 1 + len(settings["strengths"]) * settings["draws"] * WITHOUT * cost
+            return 1 + len(settings["strengths"]) * settings["draws"] * WITHOUT_GRADIENT * cost
         if wanted.kind == "curvature":
-            return 1 + (settings["probes"] + settings["max_iterations"]) * 2 * WITH_GRADIENT * cost
-        return 1 + settings["directions"] * settings["steps"] * WITHOUT * cost
+            return 1 + (settings["probes"] + settings["max_iterations"]) * 2 * cost
+        return 1 + settings["directions"] * settings["steps"] * WITHOUT_GRADIENT * cost
 
 
 def _images(config: Config) -> int:
