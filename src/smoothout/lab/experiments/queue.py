@@ -102,7 +102,7 @@ def plan(
 def _wanted(
     experiments: Iterable[Experiment], seeds: Sequence[int]
 ) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
-    """Each run once, with all that any experiment wants to know of it; and each line, with its seed."""
+    """Each run once, with all that any experiment wants to know of it; and each line, of the first seed: one picture."""
     runs: dict[Config, dict[str, Measuring]] = {}
     lines: dict[Line, None] = {}
     for experiment in experiments:
@@ -111,8 +111,8 @@ def _wanted(
                 asked = runs.setdefault(row.config.with_seed(seed), {})
                 for measuring in row.measurements:
                     asked.setdefault(measuring.name, measuring)
-            for line in experiment.lines:
-                lines[replace(line, start=line.start.with_seed(seed), end=line.end.with_seed(seed))] = None
+        for line in experiment.lines:
+            lines[replace(line, start=line.start.with_seed(seeds[0]), end=line.end.with_seed(seeds[0]))] = None
     return {config: tuple(asked.values()) for config, asked in runs.items()}, list(lines)
 
 

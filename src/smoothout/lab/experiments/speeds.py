@@ -30,8 +30,8 @@ class Speed:
 
 
 # An epoch of C1 took 0.12 s at batch 256 and 0.09 s at 5000, as one of five side by side; of ResNet44 0.36 s as 400
-# ghosts, and judging 10,000 images about 0.03; of F1 0.05 s at 256, 0.03 at 6000. An evaluation of C1's loss and gradient
-# took 0.144 s, of F1's 0.045. The others are not measured: by their operations.
+# ghosts, and judging 10,000 images about 0.03; of F1 0.05 s at 256, 0.03 at 6000. C1's loss and gradient took 0.144 s,
+# F1's 0.045. The others are not measured: by their operations.
 H200: dict[str, Speed] = {
     "mlp": Speed(2e-4, 1e-7, 5e-7),
     "f1": Speed(1e-4, 4e-7, 8e-7),
