@@ -102,7 +102,7 @@ def plan(
 def _wanted(
     experiments: Iterable[Experiment], seeds: Sequence[int]
 ) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
-    """Each run once, with all that any experiment wants to know of it; and each line, of the first seed: one picture."""
+    """Each run once, with all that any experiment wants to know of it; and each line of the first seed."""
     runs: dict[Config, dict[str, Measuring]] = {}
     lines: dict[Line, None] = {}
     for experiment in experiments:
