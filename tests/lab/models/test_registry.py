@@ -1,5 +1,6 @@
 """The networks: their sizes, their shapes, their initialisation, and finding them by name."""
 
+import copy
 import math
 import sys
 
@@ -108,3 +109,14 @@ def test_wrong_names_and_depths():
         cifar_resnet(43)
     with pytest.raises(ValueError, match="63"):
         build("alexnet", input_shape=(3, 32, 32))
+
+
+def test_convolutions_of_c1_are_their_layers_one_after_another():
+    features = build("c1").features
+    twin, x = nn.Sequential(*copy.deepcopy(list(features))), torch.randn(4, 3, 32, 32)
+    assert torch.equal(features(x), twin(x))
+    assert all(map(torch.equal, features.buffers(), twin.buffers()))
+    seen = []
+    features[3].register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(features(x), twin(x))
+    assert seen

@@ -2,7 +2,23 @@
 
 from torch import Tensor, nn
 
+from .norm_relu import has_hooks, norm_relu
 from .pooling import MaxPool
+
+
+class Convolutions(nn.Sequential):
+    """Layers one after another, BatchNorm and the ReLU behind it in one go."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x, layers = input, list(self)
+        while layers:
+            layer = layers.pop(0)
+            if isinstance(layer, nn.BatchNorm2d) and layers and type(layers[0]) is nn.ReLU and not has_hooks(layers[0]):
+                x = norm_relu(layer, x)
+                layers.pop(0)
+            else:
+                x = layer(x)
+        return x
 
 
 class Shallow(nn.Module):
@@ -15,7 +31,7 @@ class Shallow(nn.Module):
     def __init__(self, classes: int, input_shape: tuple[int, ...], dropout: float = 0.5) -> None:
         super().__init__()
         channels, height, width = input_shape
-        self.features = nn.Sequential(*_convolution(channels, 64), *_convolution(64, 64))
+        self.features = Convolutions(*_convolution(channels, 64), *_convolution(64, 64))
         inputs = 64 * _pooled(_pooled(height)) * _pooled(_pooled(width))
         self.hidden = nn.Sequential(*_fully_connected(inputs, 384, dropout), *_fully_connected(384, 192, dropout))
         self.classifier = nn.Linear(192, classes)
