@@ -3,7 +3,9 @@
 An image batch in channels-last is a matrix of rows (pixels) × C. A program takes TILES tiles of BLOCK whole rows. The
 first kernel of a direction leaves sums of every program, the second one combines them (each program does so for
 itself: they are few and in the cache) and writes the rows. There are no atomics, so results repeat bit by bit.
-Ghost batches, one after another in memory, are a second dimension of the grid: each has statistics of its own.
+Ghost batches, one after another in memory, are a second dimension of the grid: each has statistics of its own. The first
+kernel of a direction begins with the last ghost, which was written last, the second with the first one, which the first
+kernel read last: what is still in the cache is used before it is overwritten.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def _vector(vectors, number, C: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def statistics_kernel(x, partials, rows, C: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
     """Per program and channel: the mean, and the sum of squared deviations from it."""
-    ghost = tl.program_id(1)
+    ghost = tl.num_programs(1) - 1 - tl.program_id(1)
     x += ghost * rows * C
     partials += ghost * 2 * tl.num_programs(0) * C
     mean, squares = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
@@ -151,7 +153,7 @@ def gradient_sums_kernel(
 
     Without a residual the sign of y follows from x, and y need not be read.
     """
-    ghost = tl.program_id(1)
+    ghost = tl.num_programs(1) - 1 - tl.program_id(1)
     first = ghost * rows * C
     upstream, x, y, gradient = upstream + first, x + first, y + first, gradient + first
     partials += ghost * 2 * tl.num_programs(0) * C
