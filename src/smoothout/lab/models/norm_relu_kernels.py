@@ -3,9 +3,9 @@
 An image batch in channels-last is a matrix of rows (pixels) × C. A program takes TILES tiles of BLOCK whole rows. The
 first kernel of a direction leaves sums of every program, the second one combines them (each program does so for
 itself: they are few and in the cache) and writes the rows. There are no atomics, so results repeat bit by bit.
-Ghost batches, one after another in memory, are a second dimension of the grid: each has statistics of its own. The first
-kernel of a direction begins with the last ghost, which was written last, the second with the first one, which the first
-kernel read last: what is still in the cache is used before it is overwritten.
+Ghost batches, one after another in memory, are a second dimension of the grid: each has statistics of its own. The
+first kernel of a direction begins with the last ghost, which was written last, the second with the first one, which the
+first kernel read last: what is still in the cache is used before it is overwritten.
 """
 
 from __future__ import annotations
