@@ -134,6 +134,20 @@ def test_draw_into_gives_the_weights_that_perturbed_has():
 
 
 @needs_kernels
+@pytest.mark.parametrize("scale", ["absolute", "filter", "weight"])
+def test_draw_into_the_weights_themselves(scale):
+    """Noise that stays; filters longer than what a program holds at once are looked at twice."""
+    model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=DEVICE)) for shape in ((3, 5000), (4, 6)))
+    smooth = SmoothOut(model, strength=0.1, scale=scale)
+    p = smooth._perturbation
+    with smooth.perturbed():
+        expected = [w.detach().clone() for w in p.local_weights]
+    p.set_position(0.1, 0)
+    p.draw_into([w.detach() for w in p.local_weights])
+    assert_equal(p.local_weights, expected)
+
+
+@needs_kernels
 def test_what_the_kernels_cannot_do_foreach_does(monkeypatch):
     model = nn.Linear(6, 5, device=DEVICE)
     others = [
