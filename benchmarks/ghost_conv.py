@@ -25,7 +25,8 @@ GHOSTS, IMAGES = 16, 128
 # Channels, outputs, size, stride; 3 × 3.
 STAGES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1), (3, 16, 32, 1), (16, 32, 32, 2), (32, 64, 16, 2)]
 SWEPT = STAGES[:3]
-PIXELS, WARPS, NUM_STAGES, PROGRAMS = (64, 128, 256), (4, 8), (1, 2, 3, 4), (512, 1024, 2048)
+PIXELS, WARPS, PROGRAMS = (64, 128, 256), (4, 8), (512, 1024)
+AHEAD = ((3, 1), (4, 1), (1, 1), (1, 3), (1, 9))  # stages, and turns of the loop at once
 DIRECTIONS = ("forward", "images' gradient", "weights' gradient")
 Layer = tuple[int, int, int, int]
 
@@ -68,11 +69,12 @@ def microseconds(function: Callable[[], None], repeats: int, rounds: int) -> dic
 
 def sweep(layer: Layer, direction: str) -> list[Tuning]:
     """What may be chosen. A tile of one tap, or of several where channels are few."""
-    depths = {max(16, layer[0]), 64} if direction == "forward" else {16}
     if direction == "weights' gradient":
-        sizes = itertools.product((64, 128), (64, 128), WARPS, (3,), PROGRAMS)
-        return list(itertools.starmap(Tuning, sizes))
-    return list(itertools.starmap(Tuning, itertools.product(PIXELS, sorted(depths), WARPS, NUM_STAGES)))
+        sizes = itertools.product(PIXELS[:2], (64, 256), WARPS, ((3, 1), (1, 1), (1, 2)), PROGRAMS)
+        return [Tuning(*tile, stages, programs, unroll) for *tile, (stages, unroll), programs in sizes]
+    depths = sorted({max(16, layer[0]), 64}) if direction == "forward" else (16,)
+    sizes = itertools.product(PIXELS[1:], depths, WARPS, AHEAD)
+    return [Tuning(*tile, stages, 0, unroll) for *tile, (stages, unroll) in sizes]
 
 
 def set_tuning(direction: str, tuning: Tuning) -> None:

@@ -75,8 +75,10 @@ def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, str
 @needs_kernels
 def test_many_tiles_and_splits(monkeypatch):
     kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
-    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2))
-    monkeypatch.setattr(kernels, "WEIGHTS", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, programs=20))
+    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, unroll=3))
+    monkeypatch.setattr(
+        kernels, "WEIGHTS", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, programs=20, unroll=2)
+    )
     half = {"dtype": torch.float16}  # in fp32 tiles are small anyway
     x, weight = images(4, 16, 5, 7, **half), stacked_weights(2, 16, 16, 3, **half)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")

@@ -20,13 +20,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tuning:
-    """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told."""
+    """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told.
+
+    With one stage patches are not fetched ahead of their use, but taps of one pixel find in L1 what others have read.
+    """
 
     pixels: int
     depth: int
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
+    unroll: int = 1  # turns of the loop at once, so that their loads do not wait for one another
 
 
 # See benchmarks/ghost_conv.py.
@@ -83,7 +87,7 @@ def images_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
     ghost = tl.program_id(1)
@@ -93,7 +97,7 @@ def images_kernel(
     output = tl.arange(0, COLUMNS)[None, :]
     weight += ghost * weight_stride
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
+    for start in tl.range(0, KERNEL * KERNEL * CHANNELS, DEPTH, loop_unroll_factor=UNROLL):
         patches = _patches(
             images, pixel, start, inside,
             CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
@@ -114,7 +118,7 @@ def weights_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
@@ -122,7 +126,7 @@ def weights_kernel(
     start = tl.program_id(0) * DEPTH
     output = tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((DEPTH, COLUMNS), tl.float32)
-    for tile in range(TILES):
+    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
         pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
         inside = pixel < pixels
         pixel += ghost * pixels
@@ -178,6 +182,7 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
+        "UNROLL": tuning.unroll,
         "num_warps": tuning.warps,
         "num_stages": tuning.stages,
     }
