@@ -25,8 +25,7 @@ GHOSTS, IMAGES = 16, 128
 # Channels, outputs, size, stride; 3 × 3.
 STAGES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1), (3, 16, 32, 1), (16, 32, 32, 2), (32, 64, 16, 2)]
 SWEPT = STAGES[:3]
-PIXELS, WARPS, PROGRAMS = (64, 128, 256), (4, 8), (512, 1024)
-AHEAD = ((3, 1), (4, 1), (1, 1), (1, 3), (1, 9))  # stages, and turns of the loop at once
+WARPS, PROGRAMS = (4, 8), (512, 1024)
 DIRECTIONS = ("forward", "images' gradient", "weights' gradient")
 Layer = tuple[int, int, int, int]
 
@@ -68,13 +67,13 @@ def microseconds(function: Callable[[], None], repeats: int, rounds: int) -> dic
 
 
 def sweep(layer: Layer, direction: str) -> list[Tuning]:
-    """What may be chosen. A tile of one tap, or of several where channels are few."""
+    """What may be chosen: patches in stages, or by groups."""
     if direction == "weights' gradient":
-        sizes = itertools.product(PIXELS[:2], (64, 256), WARPS, ((3, 1), (1, 1), (1, 2)), PROGRAMS)
-        return [Tuning(*tile, stages, programs, unroll) for *tile, (stages, unroll), programs in sizes]
-    depths = sorted({max(16, layer[0]), 64}) if direction == "forward" else (16,)
-    sizes = itertools.product(PIXELS[1:], depths, WARPS, AHEAD)
-    return [Tuning(*tile, stages, 0, unroll) for *tile, (stages, unroll) in sizes]
+        ways = itertools.product((64,), (64, 256), WARPS, (3,), PROGRAMS, (0, 1, 2, 4))
+    else:
+        in_stages = itertools.product((128, 256), (16,), WARPS, (3, 4), (0,), (0,))
+        ways = (*in_stages, *itertools.product((64, 128, 256), (16,), WARPS, (1,), (0,), (3, 5, 9)))
+    return list(itertools.starmap(Tuning, ways))
 
 
 def set_tuning(direction: str, tuning: Tuning) -> None:

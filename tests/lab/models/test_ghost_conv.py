@@ -73,12 +73,12 @@ def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, str
 
 
 @needs_kernels
-def test_many_tiles_and_splits(monkeypatch):
+@pytest.mark.parametrize("group", [0, 1, 2, 4])
+def test_many_tiles_and_splits_in_stages_and_by_groups(monkeypatch, group):
     kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
-    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, unroll=3))
-    monkeypatch.setattr(
-        kernels, "WEIGHTS", kernels.Tuning(pixels=16, depth=32, warps=4, stages=2, programs=20, unroll=2)
-    )
+    small = {"pixels": 16, "depth": 32, "warps": 4, "stages": 2, "group": group}
+    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(**small))
+    monkeypatch.setattr(kernels, "WEIGHTS", kernels.Tuning(**small, programs=20))
     half = {"dtype": torch.float16}  # in fp32 tiles are small anyway
     x, weight = images(4, 16, 5, 7, **half), stacked_weights(2, 16, 16, 3, **half)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")

@@ -22,7 +22,9 @@ from torch import Tensor
 class Tuning:
     """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told.
 
-    With one stage patches are not fetched ahead of their use, but taps of one pixel find in L1 what others have read.
+    There are two ways to have patches in time. In stages: fetched ahead past the L1 cache, so each pixel comes from L2
+    once for every tap. By groups: those of several turns of the loop are read through L1, where taps of neighbours find
+    what others have read, then multiplied.
     """
 
     pixels: int
@@ -30,7 +32,7 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
-    unroll: int = 1  # turns of the loop at once, so that their loads do not wait for one another
+    group: int = 0  # turns of the loop, of the weights' gradient a power of two; 0: in stages
 
 
 # See benchmarks/ghost_conv.py.
@@ -81,13 +83,28 @@ def _patches(
     return tl.load(images + offset, inside, other=0.0)
 
 
+@triton.jit
+def _weights(
+    weight, start,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, BACKWARDS: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The weights that belong to the patches from `start` on; backwards, transposed."""
+    output, k = tl.arange(0, COLUMNS)[None, :], start + tl.arange(0, DEPTH)[:, None]
+    if BACKWARDS:
+        place = (k % CHANNELS) * (KERNEL * KERNEL * OUTPUTS) + (k // CHANNELS) * OUTPUTS + output
+    else:
+        place = output * (KERNEL * KERNEL * CHANNELS) + k
+    return tl.load(weight + place, (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS), other=0.0)
+
+
 @triton.jit(do_not_specialize=["pixels"])
 def images_kernel(
     images, weight, result, pixels, weight_stride,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
     ghost = tl.program_id(1)
@@ -97,18 +114,27 @@ def images_kernel(
     output = tl.arange(0, COLUMNS)[None, :]
     weight += ghost * weight_stride
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    for start in tl.range(0, KERNEL * KERNEL * CHANNELS, DEPTH, loop_unroll_factor=UNROLL):
-        patches = _patches(
-            images, pixel, start, inside,
-            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
-        )  # fmt: skip
-        k = start + tl.arange(0, DEPTH)[:, None]
-        if BACKWARDS:
-            place = (k % CHANNELS) * (KERNEL * KERNEL * OUTPUTS) + (k // CHANNELS) * OUTPUTS + output
-        else:
-            place = output * (KERNEL * KERNEL * CHANNELS) + k
-        mask = (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS)
-        total = tl.dot(patches, tl.load(weight + place, mask, other=0.0), total, input_precision=PRECISION)
+    ALL: tl.constexpr = KERNEL * KERNEL * CHANNELS
+    if GROUP == 0:
+        for start in range(0, ALL, DEPTH):
+            patches = _patches(
+                images, pixel, start, inside,
+                CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+            )  # fmt: skip
+            weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
+            total = tl.dot(patches, weights, total, input_precision=PRECISION)
+    else:
+        for first in tl.static_range(0, ALL, DEPTH * GROUP):
+            pairs = ()
+            for start in tl.static_range(first, min(first + DEPTH * GROUP, ALL), DEPTH):
+                patches = _patches(
+                    images, pixel, start, inside,
+                    CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+                )  # fmt: skip
+                weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
+                pairs = pairs + ((patches, weights),)  # noqa: RUF005  (Triton has no star)
+            for pair in tl.static_range(len(pairs)):
+                total = tl.dot(pairs[pair][0], pairs[pair][1], total, input_precision=PRECISION)
     tl.store(result + pixel * OUTPUTS + output, total.to(result.dtype.element_ty), inside & (output < OUTPUTS))
 
 
@@ -118,7 +144,7 @@ def weights_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
@@ -126,16 +152,21 @@ def weights_kernel(
     start = tl.program_id(0) * DEPTH
     output = tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((DEPTH, COLUMNS), tl.float32)
-    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
-        pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
-        inside = pixel < pixels
-        pixel += ghost * pixels
-        patches = _patches(
-            images, pixel, start, inside,
-            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
-        )  # fmt: skip
-        gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
-        total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
+    AT_ONCE: tl.constexpr = max(1, min(GROUP, TILES))
+    for tile in range(0, TILES, AT_ONCE):
+        pairs = ()
+        for number in tl.static_range(AT_ONCE):
+            pixel = (tl.program_id(1) * TILES + tile + number) * PIXELS + tl.arange(0, PIXELS)[:, None]
+            inside = pixel < pixels
+            pixel += ghost * pixels
+            patches = _patches(
+                images, pixel, start, inside,
+                CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+            )  # fmt: skip
+            gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
+            pairs = pairs + ((patches, gradient),)  # noqa: RUF005
+        for pair in tl.static_range(AT_ONCE):
+            total = tl.dot(tl.trans(pairs[pair][0]), pairs[pair][1], total, input_precision=PRECISION)
     k = start + tl.arange(0, DEPTH)[:, None]
     of_one = tl.program_id(1) * tl.num_programs(2) + ghost
     place = (of_one * OUTPUTS + output) * (KERNEL * KERNEL * CHANNELS) + k
@@ -182,9 +213,9 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
-        "UNROLL": tuning.unroll,
+        "GROUP": tuning.group,
         "num_warps": tuning.warps,
-        "num_stages": tuning.stages,
+        "num_stages": 1 if tuning.group else tuning.stages,
     }
 
 
