@@ -144,7 +144,7 @@ def weights_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, AT_ONCE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
@@ -152,7 +152,6 @@ def weights_kernel(
     start = tl.program_id(0) * DEPTH
     output = tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((DEPTH, COLUMNS), tl.float32)
-    AT_ONCE: tl.constexpr = max(1, min(GROUP, TILES))
     for tile in range(0, TILES, AT_ONCE):
         pairs = ()
         for number in tl.static_range(AT_ONCE):
@@ -213,7 +212,6 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
-        "GROUP": tuning.group,
         "num_warps": tuning.warps,
         "num_stages": 1 if tuning.group else tuning.stages,
     }
@@ -233,6 +231,7 @@ def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding
         *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
         *(kernel, stride, padding, backwards),
         **constants,
+        GROUP=IMAGES.group,
     )
 
 
@@ -267,6 +266,7 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
         (blocks, splits, ghosts),
         *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
         **constants,
+        AT_ONCE=min(max(1, WEIGHTS.group), tiles),
         TILES=tiles,
     )
     result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
