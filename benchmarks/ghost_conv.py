@@ -76,16 +76,13 @@ def sweep(layer: Layer, direction: str) -> list[Tuning]:
     return list(itertools.starmap(Tuning, ways))
 
 
-def set_tuning(direction: str, tuning: Tuning) -> None:
-    if direction == "weights' gradient":
-        kernels.WEIGHTS = tuning
-    else:
-        kernels.IMAGES = tuning
+def set_tuning(layer: Layer, direction: str, tuning: Tuning) -> None:
+    (kernels.WEIGHTS if direction == "weights' gradient" else kernels.IMAGES)[layer[0]] = tuning
 
 
 def compile_one(job: tuple[Layer, str, Tuning]) -> None:
     layer, direction, tuning = job
-    set_tuning(direction, tuning)
+    set_tuning(layer, direction, tuning)
     try:
         ours(direction, *inputs(layer), layer[3])
         torch.cuda.synchronize()
@@ -102,7 +99,7 @@ def main() -> None:
     if args.sweep:  # all at once, into Triton's cache
         with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
             pool.map(compile_one, jobs, chunksize=4)
-    rows, chosen = Rows(args), (kernels.IMAGES, kernels.WEIGHTS)
+    rows, chosen = Rows(args), (kernels.IMAGES.copy(), kernels.WEIGHTS.copy())
     for layer, direction in itertools.product(STAGES, DIRECTIONS):
         if layer[0] == 3 and direction == "images' gradient":
             continue  # nothing asks for it
@@ -114,12 +111,12 @@ def main() -> None:
             rows.append(facts | {"how": name, "µs": time, "TB/s": 2e-6 * size / time["median"]})
         tried = []
         for tuning in (job[2] for job in jobs if args.sweep and job[:2] == (layer, direction)):
-            set_tuning(direction, tuning)
+            set_tuning(layer, direction, tuning)
             try:
                 tried.append((microseconds(partial(ours, *operands), 5, 3), tuning))
             except Exception as error:
                 print(f"{tuning}: {error!r}"[:200])
-        kernels.IMAGES, kernels.WEIGHTS = chosen
+        kernels.IMAGES, kernels.WEIGHTS = (table.copy() for table in chosen)
         for time, tuning in sorted(tried, key=lambda one: one[0]["median"])[:5]:
             rows.append(facts | {"how": str(tuning), "µs": time, "TB/s": 2e-6 * size / time["median"]})
     finish(args, ["layer", "what", "how", "µs", "TB/s"], rows, __doc__ or "")

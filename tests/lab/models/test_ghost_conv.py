@@ -77,13 +77,20 @@ def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, str
 def test_many_tiles_and_splits_in_stages_and_by_groups(monkeypatch, group):
     kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
     small = {"pixels": 16, "depth": 32, "warps": 4, "stages": 2, "group": group}
-    monkeypatch.setattr(kernels, "IMAGES", kernels.Tuning(**small))
-    monkeypatch.setattr(kernels, "WEIGHTS", kernels.Tuning(**small, programs=20))
+    monkeypatch.setattr(kernels, "IMAGES", {16: kernels.Tuning(**small)})
+    monkeypatch.setattr(kernels, "WEIGHTS", {8: kernels.Tuning(**small, programs=20)})
     half = {"dtype": torch.float16}  # in fp32 tiles are small anyway
     x, weight = images(4, 16, 5, 7, **half), stacked_weights(2, 16, 16, 3, **half)
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@needs_kernels
+def test_a_tuning_is_that_of_the_channels():
+    kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
+    found = [kernels.tuning_for(channels, {16: "few", 64: "many"}) for channels in (3, 16, 17, 64, 65)]
+    assert found == ["few", "few", "many", "many", "many"]
 
 
 @needs_kernels

@@ -35,9 +35,14 @@ class Tuning:
     group: int = 0  # turns of the loop, of the weights' gradient a power of two; 0: in stages
 
 
-# See benchmarks/ghost_conv.py.
-IMAGES = Tuning(pixels=128, depth=16, warps=4, stages=3)
-WEIGHTS = Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)
+# By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
+IMAGES = dict.fromkeys((16, 32, 64), Tuning(pixels=128, depth=16, warps=4, stages=3))
+WEIGHTS = dict.fromkeys((16, 32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024))
+
+
+def tuning_for(channels: int, table: dict[int, Tuning]) -> Tuning:
+    """Of IMAGES or WEIGHTS."""
+    return table[min((most for most in table if channels <= most), default=max(table))]
 
 
 @triton.jit
@@ -224,14 +229,15 @@ def _launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any
 def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
     ghosts, kernel = len(weight), weight.shape[-1]
     pixels = result.numel() // result.shape[1] // ghosts
-    constants = _compiled(IMAGES, source.shape[1], kernel, result.shape[1], source.dtype)
+    tuning = tuning_for(source.shape[1], IMAGES)
+    constants = _compiled(tuning, source.shape[1], kernel, result.shape[1], source.dtype)
     _launch(
         images_kernel,
         (_quotient(pixels, constants["PIXELS"]), ghosts),
         *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
         *(kernel, stride, padding, backwards),
         **constants,
-        GROUP=IMAGES.group,
+        GROUP=tuning.group,
     )
 
 
@@ -255,9 +261,10 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     """Of the weight, which only says its shape, its dtype, and its strides within a ghost."""
     ghosts, outputs, channels, kernel, _ = weight.shape
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
-    constants = _compiled(WEIGHTS, channels, kernel, outputs, x.dtype)
+    tuning = tuning_for(channels, WEIGHTS)
+    constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
     blocks = _quotient(depth, constants["DEPTH"])
-    wanted = max(1, WEIGHTS.programs // (blocks * ghosts))
+    wanted = max(1, tuning.programs // (blocks * ghosts))
     tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number
     splits = _quotient(pixels, tiles * constants["PIXELS"])
     partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
@@ -266,7 +273,7 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
         (blocks, splits, ghosts),
         *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
         **constants,
-        AT_ONCE=min(max(1, WEIGHTS.group), tiles),
+        AT_ONCE=min(max(1, tuning.group), tiles),
         TILES=tiles,
     )
     result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
