@@ -107,7 +107,8 @@ def test_the_list_counts_and_estimates(tmp_path):
 
 
 def test_a_dry_run_prints_every_configuration(tmp_path):
-    code, said, _ = reproduce("all", "--preset", "all", "--imagenet", "some/folder", "--dry-run", "--out", tmp_path)
+    nothing = ("--out", tmp_path, "--results", tmp_path)
+    code, said, _ = reproduce("all", "--preset", "all", "--imagenet", "some/folder", "--dry-run", *nothing)
     assert code == 0
     for preset in PRESETS:
         setting = Setting("paper", preset, "some/folder")
