@@ -51,8 +51,8 @@ def run(*command: str, **environment: str) -> str:
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
     environment = {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    output = run("-m", "pytest", Path(__file__).name, "test_fused.py", "-m", "not gpu", **environment)
-    assert "passed" in output
+    chosen = ("-m", "not gpu", "-k", "not importing")
+    assert "passed" in run("-m", "pytest", Path(__file__).name, "test_fused.py", *chosen, **environment)
 
 
 @pytest.mark.gpu
