@@ -4,7 +4,8 @@
 |---|---|
 | `python` | executed; the blocks of a page share one fresh namespace |
 | `python`, first line `# name.py` | a file: written as it is; a later `sh` block of the page must run it |
-| `sh` | executed by bash, which stops at the first command that fails |
+| `sh` | executed by bash, which stops at the first command that fails; under docs/, blocks of plain `smoothout`
+commands run in the page's process, which has loaded them already (README's run as installed) |
 | `diff` | both sides executed: the lines before the change, and those after it |
 | `text` | what the block before it printed, compared; `...` stands for anything |
 | none | a tree of files: every name in it must exist |
@@ -102,6 +103,11 @@ class Reader:
         self.printed = out.getvalue()
 
     def run_sh(self, block: Block) -> None:
+        commands = block.text.replace("\\\n", " ").strip().split("\n")
+        plain = all(re.fullmatch(r"smoothout [\w ./,:=-]+", command) for command in commands)
+        if plain and self.page.name != "README.md":
+            self.run_smoothout(commands)
+            return
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
         for _ in range(2):
             command = ["bash", "-euo", "pipefail", "-c", block.text]
@@ -111,6 +117,15 @@ class Reader:
                 break
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         self.printed = done.stdout
+
+    def run_smoothout(self, commands: list[str]) -> None:
+        from in_process import smoothout
+
+        self.printed = ""
+        for command in commands:
+            done = smoothout(*command.split()[1:], cwd=".")
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+            self.printed += done.stdout
 
     def run_diff(self, block: Block) -> None:
         for dropped in "+-":
@@ -141,6 +156,7 @@ def run_page(page: Path, folder: Path, connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+    os.environ["COLUMNS"] = "120"
     try:
         Reader(page, folder).run()
         connection.send(None)

@@ -21,7 +21,7 @@ TENSORS = {
     "filters of a thousand": ((2, 1200), FilterLayout(0)),
     "filters beyond a tile": ((1, 3000), FilterLayout(0)),
     "odd filters": ((7, 27), FilterLayout(0)),
-    "large odd filters": ((2, 701), FilterLayout(0)),
+    "large odd filters": ((2, 301), FilterLayout(0)),
     "biases": ((10,), FilterLayout("element")),
     "a scalar": ((), FilterLayout("element")),
     "columns": ((20, 6), FilterLayout(1)),

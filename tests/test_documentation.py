@@ -18,7 +18,7 @@ SERVER = multiprocessing.get_context("forkserver")
 def test_every_block_does_what_the_page_says(page, tmp_path):
     if not blocks(page):
         return
-    SERVER.set_forkserver_preload(["torch", "smoothout", "smoothout.measure", "sklearn.datasets"])
+    SERVER.set_forkserver_preload(["torch", "smoothout", "smoothout.measure", "smoothout.lab.cli", "sklearn.datasets"])
     ours, theirs = SERVER.Pipe()
     process = SERVER.Process(target=run_page, args=(page, tmp_path, theirs))
     process.start()
@@ -34,6 +34,7 @@ def test_every_block_does_what_the_page_says(page, tmp_path):
     [
         ("```python\nassert False\n```\n", "AssertionError"),
         ("```sh\nfalse\ntrue\n```\n", "AssertionError"),
+        ("```sh\nsmoothout report nowhere\nsmoothout doctor\n```\n", "no run in nowhere"),
         ("```python\nprint(1)\n```\n```text\n2\n```\n", "the page shows"),
         ("```diff\n-raise ValueError('the old side')\n+pass\n```\n", "the old side"),
         ("```\nsrc/smoothout/\n├── nothing.py   is here\n```\n", "nothing.py is not in"),

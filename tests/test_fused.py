@@ -34,14 +34,24 @@ def test_apply_adds_the_noiserounded_once_and_restore_is_exact(dtype, scale):
 
 
 @needs_kernels
-@pytest.mark.parametrize("scale", [filters.Absolute(), filters.Weight(), filters.Filter()], ids=str)
-@pytest.mark.parametrize("noise", [Uniform(), Gaussian(), Rademacher()], ids=str)
+@pytest.mark.parametrize(
+    ("noise", "scale"),
+    [
+        (Uniform(), filters.Absolute()),
+        (Uniform(), filters.Weight()),
+        (Uniform(), filters.Filter()),
+        (Gaussian(), filters.Filter()),
+        (Rademacher(), filters.Absolute()),
+    ],
+    ids=str,
+)
 def test_destinations_of_another_dtype_get_the_sumrounded_once(noise, scale):
     tensors = weights()
     fused = kernels_for(tensors, noise=noise, scale=scale)
     fused.set_position(7, 3, 0.1)
-    sums = [w + t for w, t in zip(tensors, fused.noise(2))]
-    opposite = [w - t for w, t in zip(tensors, fused.noise(2))]
+    theta = fused.noise(2)
+    sums = [w + t for w, t in zip(tensors, theta)]
+    opposite = [w - t for w, t in zip(tensors, theta)]
     copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in tensors]
     fused.draw_into(copies, 2)
     assert_equal(copies, [rounded(s, torch.bfloat16) for s in sums])
@@ -99,7 +109,7 @@ def test_many_tensors_take_one_launch_each_way(monkeypatch):
     launches = []
     launch = Fused._launch
     monkeypatch.setattr(Fused, "_launch", lambda self, *a, **k: (launches.append(a[0]), launch(self, *a, **k)))
-    model = nn.ParameterList(nn.Parameter(torch.randn(3, i + 1, device=DEVICE)) for i in range(40))
+    model = nn.ParameterList(nn.Parameter(torch.randn(3, i + 1, device=DEVICE)) for i in range(12))
     smooth = AdaSmoothOut(model)
     assert smooth._perturbation.generator_kind == "fused"
     before = [p.detach().clone() for p in model]

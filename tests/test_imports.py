@@ -3,24 +3,29 @@
 import subprocess
 import sys
 
+import pytest
+
 import smoothout
 
 
-def modules_after(statement):
-    code = f"import sys; {statement}; print(*sys.modules)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+@pytest.fixture(scope="module")
+def modules():
+    """Those that are there after each of these statements, in a process of its own."""
+    statements = ("import torch", "import smoothout", "from smoothout import *")
+    code = "import sys; " + "".join(f"{statement}; print(*sys.modules); " for statement in statements)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return dict(zip(statements, (set(line.split()) for line in done.stdout.splitlines()), strict=True))
 
 
-def test_importing_the_method_brings_in_torch_and_numpy_only():
-    loaded = {name.partition(".")[0] for name in modules_after("import smoothout")}
+def test_importing_the_method_brings_in_torch_and_numpy_only(modules):
+    loaded = {name.partition(".")[0] for name in modules["import smoothout"]}
     unwanted = {"scipy", "matplotlib", "lightning", "pytorch_lightning", "transformers", "accelerate", "typer", "rich"}
     assert "torch" in loaded
     assert not loaded & (unwanted | {"triton", "sklearn", "PIL", "jinja2", "safetensors", "tensorboard"})
 
 
-def test_the_method_loads_nothing_of_the_lab_nor_of_distributed_sharding():
-    before = set(modules_after("import torch"))
-    loaded = set(modules_after("import smoothout; from smoothout import *")) - before
+def test_the_method_loads_nothing_of_the_lab_nor_of_distributed_sharding(modules):
+    loaded = modules["from smoothout import *"] - modules["import torch"]
     assert not [name for name in loaded if name.startswith(("smoothout.lab", "smoothout.measure", "smoothout.integ"))]
     assert "torch.distributed.fsdp" not in loaded
     assert "torch.distributed.tensor" not in loaded

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from in_process import smoothout
 from smoothout.lab.runs import find_runs, load_run
 
 
@@ -72,20 +73,20 @@ def test_the_page_is_self_contained_and_says_where_it_comes_from(demo):
 def test_the_same_command_again_trains_nothing(demo):
     folder, _ = demo
     results = {p: p.stat().st_mtime_ns for p in folder.rglob("result.json")}
-    command = [sys.executable, "-m", "smoothout", "demo", "--seeds", "2"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=280)
+    again = smoothout("demo", "--seeds", 2, cwd=folder)
+    assert again.returncode == 0, again.stderr
     assert results == {p: p.stat().st_mtime_ns for p in folder.rglob("result.json")}
 
 
 def test_report_of_the_same_runs(demo):
     folder, _ = demo
-    command = [sys.executable, "-m", "smoothout", "report", "runs", "--out", "page.html"]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    command = ["report", "runs", "--out", "page.html"]
+    done = smoothout(*command, cwd=folder)
     assert done.stdout.strip() == str(folder / "page.html")
     assert "batch 718: AdaSmoothOut" in (folder / "page.html").read_text()
-    markdown = subprocess.run([*command, "--markdown"], cwd=folder, check=True, capture_output=True, text=True).stdout
+    markdown = smoothout(*command, "--markdown", cwd=folder).stdout
     assert markdown.count("\n| batch ") == 10
-    missing = subprocess.run([*command[:4], "nowhere"], cwd=folder, capture_output=True, text=True)
+    missing = smoothout("report", "nowhere", cwd=folder)
     assert missing.returncode == 1
     assert "no run in nowhere" in missing.stderr
 

@@ -1,7 +1,6 @@
 """The rivals against their formulas, written out here step by step."""
 
 import copy
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from in_process import smoothout
 from smoothout import update_bn
 from smoothout.lab.config import resolve
 from smoothout.lab.methods import METHODS, Plain
@@ -140,11 +140,11 @@ def test_sam_leaves_nothing_in_the_state_of_the_optimizer(model):
     assert "rho" not in optimizer.param_groups[0]
 
 
-def test_a_missing_extra_is_said_before_training_starts(tmp_path):
-    blocked = "import sys; sys.modules['pytorch_optimizer'] = None; from smoothout.lab.cli import run; sys.exit(run())"
+def test_a_missing_extra_is_said_before_training_starts(tmp_path, monkeypatch):
+    for name in ("pytorch_optimizer", *(name for name in sys.modules if name.startswith("pytorch_optimizer."))):
+        monkeypatch.setitem(sys.modules, name, None)  # what Python makes of a package that is not there
     out = tmp_path / "run"
-    command = [sys.executable, "-c", blocked, "train", "--method=sam", "--model=mlp", "--device=cpu", f"--out={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = smoothout("train", "--method=sam", "--model=mlp", "--device=cpu", f"--out={out}", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "error: method='sam' needs the extra: pip install 'smoothout[rivals]'\n"
     assert "epoch 1" not in done.stdout
@@ -218,7 +218,7 @@ def test_statistics_of_an_average_are_measured_on_the_training_images(model):
 @pytest.mark.parametrize("method", ["swa", "ema"])
 def test_an_average_trains_as_plain_does(tmp_path, method):
     """Dropout's masks too: measuring statistics draws none from the stream of training."""
-    settings = {"model": "c1", "batch_size": 480, "epochs": 3, "swa_start": 0.0}
+    settings = {"model": "c1", "batch_size": 160, "hold_out": 1437 - 480, "epochs": 3, "swa_start": 0.0}
     for name in ("plain", method):
         train(resolve(method=name, **settings), tmp_path / name, QUIET)
     plain, averaged = (load_run(tmp_path / name) for name in ("plain", method))

@@ -116,7 +116,7 @@ class Config:
 
     def with_seed(self, seed: int) -> Config:
         """The same run with another seed."""
-        return replace(self, seed=seed)
+        return self if seed == self.seed else replace(self, seed=seed)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:

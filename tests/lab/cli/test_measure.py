@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from in_process import smoothout
 from smoothout import measure
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
@@ -23,9 +24,8 @@ def runs(tmp_path_factory):
     return folder
 
 
-def smoothout(*arguments, cwd):
-    command = [sys.executable, "-m", "smoothout", "measure", *arguments, "--device", "cpu"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+def measured(*arguments, cwd):
+    return smoothout("measure", *arguments, "--device", "cpu", cwd=cwd)
 
 
 COMMANDS = [
@@ -38,7 +38,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("kind", "arguments", "result"), COMMANDS, ids=[c[0] for c in COMMANDS])
 def test_each_kind_is_printed_kept_and_drawn(runs, kind, arguments, result):
-    done = smoothout(kind, "a", "b", *arguments, "--plot", f"{kind}.svg", cwd=runs)
+    done = measured(kind, "a", "b", *arguments, "--plot", f"{kind}.svg", cwd=runs)
     assert done.returncode == 0, done.stderr
     assert (runs / f"{kind}.svg").stat().st_size > 1000
     name = f"{kind}-{'test' if kind == 'sensitivity' else 'train'}"
@@ -52,7 +52,7 @@ def test_each_kind_is_printed_kept_and_drawn(runs, kind, arguments, result):
 
 
 def test_interpolation_ends_at_the_two_runs(runs):
-    done = smoothout("interpolate", "a", "b", "--alphas", "0:1:0.5", cwd=runs)
+    done = measured("interpolate", "a", "b", "--alphas", "0:1:0.5", cwd=runs)
     assert done.returncode == 0, done.stderr
     (kept,) = [m for name, m in measurements.load_all(runs / "a").items() if name.startswith("interpolation")]
     for end, path in ((0, "a"), (-1, "b")):
@@ -62,18 +62,18 @@ def test_interpolation_ends_at_the_two_runs(runs):
 
 
 def test_the_report_shows_what_was_measured(runs):
-    done = smoothout("sensitivity", ".", "--strengths", "0,0.1", "--draws", "2", cwd=runs)
+    done = measured("sensitivity", ".", "--strengths", "0,0.1", "--draws", "2", cwd=runs)
     assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-m", "smoothout", "report", ".", "--markdown"]
+    command = [sys.executable, "-m", "smoothout", "report", ".", "--markdown"]  # a process that measured nothing
     text = subprocess.run(command, cwd=runs, capture_output=True, text=True, check=True).stdout
     assert "loss rise under noise" in text
 
 
 def test_what_it_refuses(runs, tmp_path):
-    assert "no finished run in nothing" in smoothout("sharpness", "nothing", cwd=tmp_path).stderr
-    assert "strengths='0;1'" in smoothout("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
-    assert "alphas='0:1'" in smoothout("interpolate", "a", "b", "--alphas", "0:1", cwd=runs).stderr
+    assert "no finished run in nothing" in measured("sharpness", "nothing", cwd=tmp_path).stderr
+    assert "strengths='0;1'" in measured("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
+    assert "alphas='0:1'" in measured("interpolate", "a", "b", "--alphas", "0:1", cwd=runs).stderr
     config = json.loads((runs / "a" / "config.json").read_text())
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "config.json").write_text(json.dumps(config))
-    assert "no finished run" in smoothout("sharpness", "unfinished", cwd=tmp_path).stderr
+    assert "no finished run" in measured("sharpness", "unfinished", cwd=tmp_path).stderr

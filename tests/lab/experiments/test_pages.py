@@ -3,12 +3,11 @@
 import json
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
-from smoothout.lab.cli import run
+from in_process import smoothout
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.pages import write_page
 from smoothout.lab.experiments.records import Records
@@ -26,20 +25,10 @@ def packed(tmp_path_factory):
     return Records.read([], [PACK], tmp_path_factory.mktemp("unpacked"))
 
 
-@pytest.fixture
-def smoothout(monkeypatch, capsys):
-    """The command line in this process, from the repository's root: (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(sys, "argv", ["smoothout", "reproduce", *map(str, arguments)])
-        try:
-            code = run()
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, *capsys.readouterr()
-
-    return call
+def reproduce(*arguments):
+    """From the repository's root: (exit code, stdout, stderr)."""
+    done = smoothout("reproduce", *arguments, cwd=ROOT)
+    return done.returncode, done.stdout, done.stderr
 
 
 def accuracies(method, batch_size, epoch="last"):
@@ -101,22 +90,22 @@ def test_without_a_record_nothing_is_claimed(name, tmp_path):
     assert all(v.verdict == "not measured yet" for v in (judge(Records([])) if judge else ()))
 
 
-def test_the_results_in_the_docs_are_those_of_the_records(smoothout):
-    code, said, error = smoothout("results", "--markdown")
+def test_the_results_in_the_docs_are_those_of_the_records():
+    code, said, error = reproduce("results", "--markdown")
     assert (code, error) == (0, "")
     assert said == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
 
 
-def test_the_digest_in_readme_and_docs_is_that_of_the_records(smoothout):
-    code, said, error = smoothout("results", "--digest")
+def test_the_digest_in_readme_and_docs_is_that_of_the_records():
+    code, said, error = reproduce("results", "--digest")
     assert (code, error) == (0, "")
     for page in ("README.md", "docs/large-batch.md"):
         assert said == between_marks((ROOT / page).read_text()), f"{page}: run smoothout reproduce results --digest"
 
 
-def test_the_list_counts_and_estimates(smoothout, tmp_path):
+def test_the_list_counts_and_estimates(tmp_path):
     shutil.copy(PACK, tmp_path)
-    code, said, _ = smoothout("--list", "--seeds", 5, "--out", tmp_path / "out", "--results", tmp_path)
+    code, said, _ = reproduce("--list", "--seeds", 5, "--out", tmp_path / "out", "--results", tmp_path)
     assert code == 0
     for name in EXPERIMENTS:
         assert name in said
@@ -125,8 +114,9 @@ def test_the_list_counts_and_estimates(smoothout, tmp_path):
     assert " 30 " in line
 
 
-def test_a_dry_run_prints_every_configuration(smoothout, tmp_path):
-    code, said, _ = smoothout("all", "--preset", "all", "--imagenet", "some/folder", "--dry-run", "--out", tmp_path)
+def test_a_dry_run_prints_every_configuration(tmp_path):
+    nothing = ("--out", tmp_path, "--results", tmp_path)
+    code, said, _ = reproduce("all", "--preset", "all", "--imagenet", "some/folder", "--dry-run", *nothing)
     assert code == 0
     for preset in PRESETS:
         setting = Setting("paper", preset, "some/folder")
@@ -136,14 +126,14 @@ def test_a_dry_run_prints_every_configuration(smoothout, tmp_path):
     assert "ResNet44, CIFAR-10, batch 2048: AdaSmoothOut, 400 epochs, sqrt  paper 92.63 %" in said
 
 
-def test_wrong_names_get_the_nearest_right_one(smoothout):
-    code, _, error = smoothout("figure3")
+def test_wrong_names_get_the_nearest_right_one():
+    code, _, error = reproduce("figure3")
     assert code == 1
     assert "there is no experiment 'figure3'" in error
-    code, _, error = smoothout("table1", "--preset", "author")
+    code, _, error = reproduce("table1", "--preset", "author")
     assert code == 1
     assert "did you mean 'authors'?" in error
-    code, _, error = smoothout()
+    code, _, error = reproduce()
     assert code == 1
     assert "--list" in error
 

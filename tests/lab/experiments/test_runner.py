@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from in_process import smoothout
 from smoothout.lab import packs
 from smoothout.lab.config import resolve
 from smoothout.lab.experiments.queue import folder_of, plan
@@ -112,9 +113,11 @@ def test_a_run_that_cannot_be_made_is_named_and_the_queue_goes_on(tmp_path):
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def smoothout(folder, *arguments):
-    command = [sys.executable, "-m", "smoothout", "reproduce", *arguments, "--scale", "tiny", "--device", "cpu"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+TINY = ("--scale", "tiny", "--device", "cpu")
+
+
+def reproduce(folder, *arguments):
+    return smoothout("reproduce", *arguments, *TINY, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +125,9 @@ def tiny(tmp_path_factory):
     """Table 1 and a figure at tiny scale, in two calls: the first has no time."""
     folder = tmp_path_factory.mktemp("tiny")
     asked = ("table1", "figure8", "--models", "mlp,c1", "--out", "out", "--pack", "results/tiny.jsonl")
-    stopped = smoothout(folder, *asked, "--minutes", "0")
-    return folder, asked, stopped, smoothout(folder, *asked)
+    command = [sys.executable, "-m", "smoothout", "reproduce", *asked, *TINY, "--minutes", "0"]
+    stopped = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    return folder, asked, stopped, reproduce(folder, *asked)
 
 
 def test_without_time_nothing_is_begun_and_the_exit_code_says_try_again(tiny):
@@ -158,7 +162,7 @@ def test_the_pack_stands_for_the_runs(tiny):
     assert len(lines) == 12
     (start,) = [line for line in lines if json.loads(line)["run"].startswith("c1-digits-48-plain")]
     assert "interpolation-train" in start
-    elsewhere = smoothout(folder, "table1", "--models", "mlp,c1", "--out", "elsewhere")
+    elsewhere = reproduce(folder, "table1", "--models", "mlp,c1", "--out", "elsewhere")
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert elsewhere.stdout.startswith("12 runs wanted, 12 done; 0 tasks")
     assert find_runs(folder / "elsewhere") == []
@@ -171,7 +175,7 @@ def test_a_second_call_finds_all_done_and_leaves_other_runs_in_the_pack(tiny):
     other = json.loads(pack.read_text().splitlines()[0])
     other["run"], other["files"]["config.json"] = "other", {**other["files"]["config.json"], "hash": "0123456789ab"}
     pack.write_text(pack.read_text() + json.dumps(other) + "\n")
-    again = smoothout(folder, *asked)
+    again = reproduce(folder, *asked)
     assert again.returncode == 0
     assert again.stdout.startswith("12 runs wanted, 12 done; 0 tasks")
     names = [json.loads(line)["run"] for line in pack.read_text().splitlines()]

@@ -10,11 +10,16 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(*arguments, launcher=(sys.executable, "-m", "smoothout")):
+def start(*arguments, launcher=(sys.executable, "-m", "smoothout"), **environment):
     """A process of `smoothout …`, its output in pipes."""
     command = [*launcher, *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=HERE, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=HERE,
+        env=ENVIRONMENT | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from command_line import run, start, wait_for_line
 from sameness import assert_same_run
 
+from in_process import smoothout
 from smoothout.lab.config import resolve
 from smoothout.lab.runs import CHECKPOINT, PARTIAL, RunError
 from smoothout.lab.train.start import Options, train
@@ -69,9 +70,9 @@ def test_sigint_sigterm_and_sigkill_lose_nothing(tmp_path):
     assert "going on from epoch" in output
     uninterrupted(EPOCHS, tmp_path / "whole")
     assert_same_run(tmp_path / "whole", out)
-    code, output, _ = run(*flags(EPOCHS, out))
-    assert code == 0
-    assert f"{out} is done: test accuracy" in output
+    done = smoothout(*flags(EPOCHS, out), cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"{out} is done: test accuracy" in done.stdout
 
 
 @pytest.mark.soak

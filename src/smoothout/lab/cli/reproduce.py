@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -58,9 +59,13 @@ class _Asked:
     data_root: Path | None
     retrain: bool
 
+    @cached_property
+    def speeds(self) -> Speeds:
+        return Speeds(self.records)
+
     def plan(self, only: Experiment | None = None) -> Plan:
         experiments = [e for _, e in self.experiments] if only is None else [only]
-        return plan(experiments, self.seeds, self.records, Speeds(self.records), self.data_root, self.retrain)
+        return plan(experiments, self.seeds, self.records, self.speeds, self.data_root, self.retrain)
 
 
 def register(app: typer.Typer) -> None:
