@@ -37,7 +37,7 @@ layers: $(READY)  ## lab uses measure uses the method, never the other way
 	$(BIN)/lint-imports
 
 unit: $(READY)  ## the tests alone (real-data tests run where $$SMOOTHOUT_DATA says where the data are)
-	$(BIN)/python -m pytest -m "not soak and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 docs: $(READY)  ## the documentation as a site, in site/; the tests run its code blocks
 	$(BIN)/mkdocs build --strict

@@ -8,6 +8,18 @@ torch.set_num_threads(1)  # two workers on two cores; also the same bits everywh
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take longest begin first, so that no worker is alone with one at the end.
+LONGEST_FIRST = (
+    *("test_documentation", "test_kernels", "test_examples", "test_demo", "test_processes", "test_interruption"),
+    *("test_lightning_processes", "test_text_examples", "test_ghost_conv", "test_runner", "test_whole_step"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: i for i, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
