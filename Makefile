@@ -17,8 +17,8 @@ venv: $(READY)  ## a virtual environment with everything the demo and the tests 
 # torch first and by its exact pin: an open range would take the newest build with several GB of CUDA packages.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --no-compile --disable-pip-version-check -q "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --no-compile --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
 	touch $(READY)
 
 demo: $(READY)  ## the main job on embedded data: trains, measures, and writes a page that teaches what flatness is
