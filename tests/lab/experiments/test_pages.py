@@ -57,6 +57,13 @@ def test_a_row_says_what_the_records_say(packed):
     assert (row["paper's effect"].text, row["sign"].text) == ("+3.04", "as the paper's")
 
 
+def test_the_gpu_minutes_are_the_sum_over_the_runs(packed):
+    (section,) = paper.sections(EXPERIMENTS["table1"](Setting()), Setting(), packed)
+    runs = [json.loads(line)["files"]["result.json"] for line in PACK.read_text().splitlines()]
+    minutes = sum(run["seconds"] for run in runs) / 60
+    assert section.paragraphs[-1] == f"Training took {minutes:.1f} GPU minutes for 30 runs."
+
+
 def test_sharpness_has_its_status_and_no_gain_is_claimed_where_zero_is_inside(packed):
     rows = table_1(packed)
     assert rows["C1, CIFAR-10, batch 5000: baseline"]["sharpness⁴"].text == "3,083 (1 of 1)"

@@ -68,4 +68,5 @@ def table2(setting: Setting) -> Experiment:
         "table2",
         "Table 2: on top of ghost batch norm, learning-rate scaling and longer training",
         (*cifar_rows(setting), *imagenet_rows(setting)),
+        compares_costs=True,
     )

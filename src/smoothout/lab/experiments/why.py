@@ -43,4 +43,6 @@ def why(setting: Setting) -> Experiment:
             versus = None if method == "plain" else baseline
             rows.append(Row(label(RESNET44, RESNET44.large, method, f", {what}"), config, versus=versus))
     notes = (f"{EPOCHS} epochs where no other number is named; each method is compared with the baseline of its row.",)
-    return Experiment("why", "ResNet44: which factor makes the gain appear", tuple(rows), notes=notes)
+    return Experiment(
+        "why", "ResNet44: which factor makes the gain appear", tuple(rows), notes=notes, compares_costs=True
+    )

@@ -45,7 +45,8 @@ def sections(experiment: Experiment, setting: Setting, records: Records, only_me
         costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
         both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
         table = Table(HEADER, tuple(both))
-        made.append(Section(heading, experiment.notes, _without_empty_columns(table) if rows else None, figures))
+        paragraphs = (*experiment.notes, *_gpu_time(rows, records))
+        made.append(Section(heading, paragraphs, _without_empty_columns(table) if rows else None, figures))
     if experiment.judge is not None and (rows or not only_measured):
         made.append(_verdicts(experiment, heading, records))
     return made
@@ -87,6 +88,15 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
         last[3],
     )
     return page.Row(cells, starts)
+
+
+def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
+    """In a sentence, what training these rows took; runs side by side share their seconds."""
+    groups = [records.group(row.config) for row in rows]
+    made = [r for group in groups if group is not None for r in group.records if r.provenance.cuda is not None]
+    if not made:
+        return ()
+    return (f"Training took {sum(record.seconds for record in made) / 60:.1f} GPU minutes for {len(made)} runs.",)
 
 
 def _costs(group: Group | None) -> tuple[Cell, Cell]:
