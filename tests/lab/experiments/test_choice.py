@@ -7,6 +7,7 @@ import pytest
 
 from smoothout.lab import packs
 from smoothout.lab.experiments import choice
+from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, configure
 from smoothout.lab.experiments.records import Records, look
@@ -30,6 +31,24 @@ def test_what_is_entered_is_the_best_on_held_out_images(kept):
         assert choice.what_is_chosen(found.config) == settings
 
 
+def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
+    for batch_size, network in ((256, "c1"), (5000, "c1"), (2048, "resnet44")):
+        for method in choice.USUAL:
+            entry = {"strength": 2 * choice.USUAL[method], "strength_schedule": "tanh", "draws": "one"}
+            monkeypatch.setitem(CHOSEN, (network, batch_size, method), entry)
+    for name in ("table3", "table4", "table5", "why"):
+        rows = [row for row in EXPERIMENTS[name](OURS).rows if row.config.method != "plain"]
+        named = {row.label: row.config for row in rows}
+        schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
+        assert set(schedules.values()) == {"tanh"}, schedules
+        draws = {label: config.draws for label, config in named.items() if "draw" not in label}
+        assert set(draws.values()) == {"one"}, draws
+    assert {row.config.strength for row in EXPERIMENTS["table3"](OURS).rows} == {0.0375}
+    factors = [row for row in EXPERIMENTS["why"](OURS).rows if "a × " in row.label]
+    assert [row.config.strength for row in factors] == pytest.approx([0.075, 0.15, 0.6, 1.2])
+    assert all(row.config.strength_schedule != "tanh" or "tanh" in row.label for row in choice.choice(OURS).rows)
+
+
 def test_what_is_entered_is_what_ours_trains_with(monkeypatch):
     monkeypatch.setitem(CHOSEN, ("c1", 5000, "smoothout"), {"strength": 0.075, "strength_schedule": "tanh"})
     config = configure(OURS, C1, 5000, "smoothout")
@@ -47,13 +66,16 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(tmp_path):
     rows = choice.candidates(OURS, C1, 5000, "smoothout")
     accuracies = [0.7 + 0.01 * (i % 7) for i in range(len(rows))]
 
-    def found(row, accuracy):
+    def found(config, accuracy):
         run = made.run
-        record = replace(run.record, config=row.config, last=replace(run.record.last, test_accuracy=accuracy))
-        return replace(made, run=replace(run, config=row.config, record=record), measured=frozenset())
+        record = replace(run.record, config=config, last=replace(run.record.last, test_accuracy=accuracy))
+        return replace(made, run=replace(run, config=config, record=record), measured=frozenset())
 
-    everything = [found(row, accuracy) for row, accuracy in zip(rows, accuracies)]
+    baseline = found(choice.held_out(OURS, C1, 5000, "plain"), 0.9)
+    everything = [*(found(row.config, accuracy) for row, accuracy in zip(rows, accuracies)), baseline]
     assert choice.best(OURS, C1, 5000, "smoothout", Records(everything)) == rows[6]
     assert choice.best(OURS, C1, 5000, "smoothout", Records(everything[1:])) is None
+    second_seed = found(rows[0].config.with_seed(1), 0.99)
+    assert choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed])) is None  # of one candidate
     diverged = replace(everything[6], failure="the loss is nan")
     assert choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])) == rows[5]

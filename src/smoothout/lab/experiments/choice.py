@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure, label
+from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure_as_given, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
 from smoothout.lab.report.groups import Group
@@ -27,7 +27,7 @@ def held_out(setting: Setting, network: Network, batch_size: int, method: str, *
         settings = {"strength": USUAL[method], **settings}
     if network is RESNET44:
         settings = {"epochs": DEEP_EPOCHS, **settings}
-    return configure(setting, network, batch_size, method, hold_out=HELD_OUT, **settings)
+    return configure_as_given(setting, network, batch_size, method, hold_out=HELD_OUT, **settings)
 
 
 def robustness_rows(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
@@ -78,16 +78,20 @@ def candidates(setting: Setting, network: Network, batch_size: int, method: str)
 
 
 def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Row | None:
-    """The candidate with the highest mean accuracy on held-out images, the first of equals; None if one is missing."""
+    """The candidate with the highest mean accuracy on held-out images, the first of equals.
+
+    None if a run is missing: all candidates need the seeds of the baseline. One of which a run diverged is out.
+    """
+    base = records.group(held_out(setting, network, batch_size, "plain"))
     means = []
     for row in candidates(setting, network, batch_size, method):
+        if any(found.failure for found in records.seeds_of(row.config)):
+            continue
         group = records.group(row.config)
-        diverged = any(found.failure for found in records.seeds_of(row.config))
-        if group is None and not diverged:
+        if group is None or base is None or group.seeds != base.seeds:
             return None
-        usable = group is not None and not diverged
-        means.append((group.sample(_accuracy).mean if usable and group is not None else -1.0, row))
-    return max(means, key=lambda pair: pair[0])[1]
+        means.append((group.sample(_accuracy).mean, row))
+    return max(means, key=lambda pair: pair[0])[1] if means else None
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:

@@ -49,11 +49,15 @@ TINY_EPOCHS_OF = 50  # one tiny epoch for so many of the paper's, but two at lea
 def configure(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
     """The run of a network at a scale and in a preset; `settings` are those of `smoothout.lab.config`.
 
-    Preset `ours` adds what was chosen on held-out images, where anything was. Convolutional networks are trained in
-    bf16 and channels-last at the scale of the paper.
+    Preset `ours` adds what was chosen on held-out images to what is not given.
     """
-    if setting.preset == "ours" and "strength" not in settings:
+    if setting.preset == "ours":
         settings = {**CHOSEN.get((network.model, batch_size, method), {}), **settings}
+    return configure_as_given(setting, network, batch_size, method, **settings)
+
+
+def configure_as_given(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
+    """The same without what was chosen. Convolutional networks are trained in bf16 and channels-last at paper scale."""
     if setting.scale == "tiny":
         return _tiny(setting, network, batch_size, method, settings)
     dataset = network.dataset

@@ -62,7 +62,8 @@ def companions(config: Config, waiting: Sequence[Config]) -> list[Config]:
 
     def kind(config: Config) -> tuple[object, ...]:
         steps_itself = config.method if config.method not in WHOLE_STEPS else ""
-        return config.model, config.dataset, config.hold_out, config.batch_size, config.epochs, steps_itself
+        data = config.dataset, config.hold_out, config.batch_size, config.epochs
+        return config.model, *data, config.draws, config.denoise, steps_itself
 
     if config.model not in TABLE_1_MODELS:
         return []

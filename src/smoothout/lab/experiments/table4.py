@@ -5,6 +5,7 @@ from __future__ import annotations
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 
 
@@ -16,8 +17,8 @@ def table4(setting: Setting) -> Experiment:
         versus = None if config == baseline else baseline
         return Row(label(RESNET44, RESNET44.large, method, more), config, accuracy, versus=versus)
 
-    left = resnet44(setting, "smoothout", strength=1e-4, denoise=False)
-    ada_left = resnet44(setting, "adasmoothout", strength=7.5e-4, denoise=False)
+    left = resnet44(setting, "smoothout", strength=1e-4, **noise_left(setting))
+    ada_left = resnet44(setting, "adasmoothout", strength=7.5e-4, **noise_left(setting))
     return Experiment(
         "table4",
         "Table 4: with and without de-noising, strengths tuned",

@@ -7,6 +7,7 @@ from typing import Any
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import C1, RESNET44, configure, label
 from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 
 # (method, what is added to the label, settings, the paper's accuracy on ResNet44)
@@ -28,7 +29,8 @@ VARIANTS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 def table5(setting: Setting) -> Experiment:
     deep, shallow = [], []
-    for method, more, settings, accuracy in VARIANTS:
+    for method, more, variant, accuracy in VARIANTS:
+        settings = variant if variant.get("denoise", True) else {**variant, **noise_left(setting)}
         deep.append((label(RESNET44, RESNET44.large, method, more), resnet44(setting, method, **settings), accuracy))
         config = configure(setting, C1, C1.large, method, **settings)
         shallow.append((label(C1, C1.large, method, more), config, None))
