@@ -38,7 +38,8 @@ class Rows(list):
     def append(self, row: dict[str, Any]) -> None:
         super().append(row)
         print("; ".join(f"{name} {_cell(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
-        write(self._args, self, "stopped before its end")
+        if self._args.out is not None:
+            write(_partial(self._args.out), self._args, self, "stopped before its end")
 
 
 def in_turns(
@@ -136,8 +137,13 @@ def _processor() -> str:
         return platform.processor()
 
 
-def write(args: argparse.Namespace, rows: list[dict[str, Any]], notes: str) -> dict[str, Any]:
-    """The record so far, into the file that was asked for."""
+def _partial(out: Path) -> Path:
+    """Where the record of a benchmark is that has not ended."""
+    return out.with_suffix(f".partial{out.suffix}")
+
+
+def write(out: Path | None, args: argparse.Namespace, rows: list[dict[str, Any]], notes: str) -> dict[str, Any]:
+    """The record, into a file if there is one to be."""
     record = {
         "benchmark": Path(sys.argv[0]).stem,
         "command": " ".join(["python", *sys.argv]),
@@ -146,15 +152,17 @@ def write(args: argparse.Namespace, rows: list[dict[str, Any]], notes: str) -> d
         "notes": notes,
         "rows": rows,
     }
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(record, indent=1) + "\n")
     return record
 
 
 def finish(args: argparse.Namespace, columns: list[str], rows: list[dict[str, Any]], notes: str = "") -> None:
     """Write the record, and print the table last."""
-    record = write(args, rows, notes)
+    record = write(args.out, args, rows, notes)
+    if args.out is not None:
+        _partial(args.out).unlink(missing_ok=True)
     table = [columns, *[[_cell(row.get(column, "")) for column in columns] for row in rows]]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     print(", ".join(f"{key} {value}" for key, value in record["machine"].items()))

@@ -99,12 +99,13 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, 
         second.set_ylim(0, 102)
         second.spines["top"].set_visible(False)
     losses = np.concatenate([result.losses for result in results.values()])
-    if log or (log is None and 0 < 1e3 * losses.min() < losses.max()):
-        ax.set_yscale("log")
     alphas = np.concatenate([result.alphas for result in results.values()])
+    alphas, losses = alphas[np.isfinite(losses)], losses[np.isfinite(losses)]
+    if log or (log is None and losses.size and 0 < 1e3 * losses.min() < losses.max()):
+        ax.set_yscale("log")
     top = 100 * losses[(alphas >= 0) & (alphas <= 1)].max(initial=0)
-    if 0 < top < losses.max():
-        ax.set_ylim(top=top)
+    if 0 < top < losses.max(initial=0):
+        ax.set_ylim(top=top, **({} if ax.get_yscale() == "log" else {"bottom": min(0, 1.05 * losses.min())}))
     return _with_legend(ax, results, above=True)
 
 

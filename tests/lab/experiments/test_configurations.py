@@ -85,3 +85,11 @@ def test_rows_of_some_networks_only():
     assert {row.config.model for row in experiment.rows} == {"f1"}
     (figure,) = chosen(["figure8"], Setting(), ["f1"])
     assert (figure.rows, figure.lines, figure.drawings) == ((), (), ())
+
+
+def test_claims_of_any_preset_take_their_strengths_from_held_out_rows_of_ours_and_say_so():
+    rows = [row for row in EXPERIMENTS["claims"](Setting("paper", "paper")).rows if row.config.hold_out]
+    assert len(rows) == 12
+    assert all(row.config.preset == "ours" and "held-out images" in row.note for row in rows)
+    candidates = {row.config for row in EXPERIMENTS["choice"](Setting("paper", "ours")).rows}
+    assert {row.config for row in rows} <= candidates

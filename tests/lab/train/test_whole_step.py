@@ -122,6 +122,17 @@ def test_half_precision_weights_are_those_autocast_makes(monkeypatch, tmp_path, 
     assert whole.metrics[0].train_loss == pytest.approx(one_by_one.metrics[0].train_loss, rel=2e-2)
 
 
+def test_in_half_precision_passes_see_the_noise_that_stays(monkeypatch, tmp_path):
+    """The casts follow the draw of the same update."""
+    settings = {"model": "f1", "ghost_batch_size": 64, "amp": "bf16", "lr": 0.01, "strength": 0.02, "denoise": False}
+    config = resolve(batch_size=320, epochs=2, **settings)
+    whole, one_by_one = both_once(monkeypatch, tmp_path, config, "cpu")
+    for left, right in zip(whole.metrics, one_by_one.metrics):
+        assert left.train_loss == pytest.approx(right.train_loss, rel=1e-4)
+    for name, value in one_by_one.weights().items():
+        torch.testing.assert_close(whole.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("decay", [{}, {"lr_decay": 0.0, "milestones": (2,)}])
 def test_an_interrupted_run_goes_on_in_whole_steps(monkeypatch, tmp_path, decay):
     monkeypatch.setattr(loop, "can_capture", lambda around: True)

@@ -263,6 +263,7 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     tuning = tuning_for(channels, WEIGHTS)
     constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
+    assert tuning.group == 0 or tuning.group == _power_of_two(tuning.group)  # else some tiles would count twice
     blocks = _quotient(depth, constants["DEPTH"])
     wanted = max(1, tuning.programs // (blocks * ghosts))
     tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what 
 
 
 def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> str:
-    """Markdown: what has been measured of Tables 1 and 2, with the effect on the baseline of the same seeds."""
+    """Markdown: what has been measured of Tables 1 and 2, with the change against the baseline."""
     rows = []
     for setting, experiment in experiments:
         if experiment.name in TABLES:
@@ -39,20 +39,23 @@ def _line(base: Row, experiment: Experiment, setting: Setting, records: Records)
     group = records.group(base.config)
     if group is None:
         return None
-    others = {row.config.method: records.group(row.config) for row in experiment.rows if row.versus == base.config}
+    rows = {row.config.method: row for row in experiment.rows if row.versus == base.config}
+    others = {method: records.group(row.config) for method, row in rows.items()}
+    diverged = {m: sum(bool(f.failure) for f in records.seeds_of(row.config)) for m, row in rows.items()}
     name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}"
-    cells = [_cell(group, others.get(method)) for method in COMPARED]
+    cells = [_cell(group, others.get(method), diverged.get(method, 0)) for method in COMPARED]
     counts = {len(each.records) for each in (group, *others.values()) if each is not None}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     return page.Row((Cell(name), Cell(n), Cell(percent(group.sample(reported))), *cells))
 
 
-def _cell(base: Group, group: Group | None) -> Cell:
+def _cell(base: Group, group: Group | None, diverged: int) -> Cell:
+    lost = f", {diverged} more diverged" if diverged else ""
     if group is None:
-        return Cell("–")
+        return Cell(f"{diverged} runs diverged" if diverged else "–")
     effect = compare(base, group, reported)
     accuracy = percent(group.sample(reported))
     if effect is None:
-        return Cell(f"{accuracy} (too few runs)")
+        return Cell(f"{accuracy} (too few runs){lost}")
     change = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
-    return Cell(f"{accuracy}: {f'**{change}**' if effect.is_shown else change}")
+    return Cell(f"{accuracy}: {f'**{change}**' if effect.is_shown else change}{lost}")
