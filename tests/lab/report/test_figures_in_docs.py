@@ -1,5 +1,6 @@
 """Figures in README and docs: every accuracy and interval must be in `docs/results.md`."""
 
+import html
 import re
 from pathlib import Path
 
@@ -25,3 +26,9 @@ def test_a_figure_from_nowhere_is_noticed():
     text = (ROOT / "docs" / "concepts.md").read_text()
     assert len(figures_of(text)) >= 4
     assert not figures_of(text.replace("+3.52", "+3.53")) <= figures_of((ROOT / "docs" / "results.md").read_text())
+
+
+def test_the_kept_page_has_all_results_and_names_no_place_of_a_machine():
+    page = html.unescape((ROOT / "results" / "index.html").read_text())
+    assert figures_of((ROOT / "docs" / "results.md").read_text()) <= figures_of(page)
+    assert not re.search(r"--[a-z-]+ /", page)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from smoothout.lab.models.norm_relu import on_a_device_for_kernels
+from smoothout.lab.models.working_kernels import on_a_device_for_kernels, working_kernels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CHANNELS = 128  # one program has all outputs of its pixels
@@ -57,21 +55,9 @@ def _can(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-@cache
 def kernels(device: torch.device) -> ModuleType | None:
-    """Imported at the first use: Triton is not everywhere, and takes its time."""
-    try:
-        from smoothout.lab.models import ghost_conv_kernels
-    except ImportError:
-        return None
-    try:
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            return None
-        ghost_conv_kernels.rehearse(device)
-    except Exception as error:
-        warnings.warn(f"Triton does not work here, so each ghost is convolved by itself: {error!r}", stacklevel=3)
-        return None
-    return ghost_conv_kernels
+    """None: they do not work here."""
+    return working_kernels("ghost_conv_kernels", device, "each ghost is convolved by itself")
 
 
 class _GhostConv(torch.autograd.Function):

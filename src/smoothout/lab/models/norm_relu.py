@@ -5,9 +5,6 @@ The kernels are for training on CUDA in channels-last, where these three take ha
 
 from __future__ import annotations
 
-import os
-import warnings
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from smoothout.lab.models.working_kernels import on_a_device_for_kernels, working_kernels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CHANNELS = (8, 16, 32, 64, 128, 256)
@@ -71,35 +70,15 @@ def can_take_images(x: Tensor, residual: Tensor | None) -> bool:
     )
 
 
-def on_a_device_for_kernels(x: Tensor) -> bool:
-    """As SMOOTHOUT_KERNELS chooses."""
-    wanted = os.environ.get("SMOOTHOUT_KERNELS", "auto")
-    if x.is_cuda:
-        return wanted != "foreach" and x.get_device() == torch.cuda.current_device()
-    return wanted == "fused" and os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Whether something wants to see its passes."""
     forward, backward = (module._forward_hooks, module._forward_pre_hooks), module._backward_pre_hooks
     return bool(any(forward) or module._backward_hooks or backward)
 
 
-@cache
 def kernels_of_norms(device: torch.device) -> ModuleType | None:
-    """Imported at the first use: Triton is not everywhere, and takes its time."""
-    try:
-        from smoothout.lab.models import norm_relu_kernels
-    except ImportError:
-        return None
-    try:
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            return None
-        norm_relu_kernels.rehearse(device)
-    except Exception as error:
-        warnings.warn(f"Triton does not work here, so BatchNorm takes more kernels: {error!r}", stacklevel=3)
-        return None
-    return norm_relu_kernels
+    """None: they do not work here."""
+    return working_kernels("norm_relu_kernels", device, "BatchNorm takes more kernels")
 
 
 class _NormReLU(torch.autograd.Function):

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from smoothout.lab.models.norm_relu import can_take_images, kernels_of_norms, on_a_device_for_kernels
+from smoothout.lab.models.norm_relu import can_take_images, kernels_of_norms
+from smoothout.lab.models.working_kernels import on_a_device_for_kernels
 
 
 def stacked_norm(
