@@ -28,7 +28,7 @@ def test_what_is_entered_is_the_best_on_held_out_images(kept):
     for (model, batch_size, method), settings in CHOSEN.items():
         found = choice.best(OURS, NETWORKS[model], batch_size, method, kept)
         assert found is not None, f"not all candidates of {model}, {batch_size}, {method} are in results/choice*.jsonl"
-        assert choice.what_is_chosen(found.config) == settings
+        assert choice.what_is_chosen(found.row.config) == settings
 
 
 def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
@@ -73,9 +73,13 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(tmp_path):
 
     baseline = found(choice.held_out(OURS, C1, 5000, "plain"), 0.9)
     everything = [*(found(row.config, accuracy) for row, accuracy in zip(rows, accuracies)), baseline]
-    assert choice.best(OURS, C1, 5000, "smoothout", Records(everything)) == rows[6]
+    assert choice.best(OURS, C1, 5000, "smoothout", Records(everything)).row == rows[6]
     assert choice.best(OURS, C1, 5000, "smoothout", Records(everything[1:])) is None
     second_seed = found(rows[0].config.with_seed(1), 0.99)
-    assert choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed])) is None  # of one candidate
+    of_one = choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed]))
+    assert (of_one.row, of_one.seeds) == (rows[6], (0,))  # a seed that the others lack does not count
+    assert (of_one.accuracy, of_one.baseline) == pytest.approx((0.76, 0.9))
     diverged = replace(everything[6], failure="the loss is nan")
-    assert choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])) == rows[5]
+    assert (
+        choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])).row == rows[5]
+    )

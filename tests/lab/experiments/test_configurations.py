@@ -1,11 +1,14 @@
 """Every experiment's configurations: they resolve, differ from one another, and carry the paper's numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smoothout.lab.experiments.catalogue import EXPERIMENTS, chosen
+from smoothout.lab.experiments.chosen import CHOSEN
+from smoothout.lab.experiments.networks import C1, RESNET44, configure
 from smoothout.lab.experiments.table2 import PLUMBING
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.presets import PRESETS
@@ -26,7 +29,7 @@ def test_rows_are_different_runs_of_the_preset(name, preset):
     experiment = EXPERIMENTS[name](Setting("paper", preset))
     configs = [row.config for row in experiment.rows]
     assert len({config.hash for config in configs}) == len(configs)
-    assert all((config.preset == preset or config.hold_out) and config.seed == 0 for config in configs)
+    assert all((config.preset in (preset, "paper") or config.hold_out) and config.seed == 0 for config in configs)
     assert len({row.label for row in experiment.rows}) == len(configs)
     assert all(row.versus is None or row.versus in configs for row in experiment.rows)
     ends = {end for line in experiment.lines for end in (line.start, line.end)}
@@ -90,6 +93,17 @@ def test_rows_of_some_networks_only():
 def test_claims_of_any_preset_take_their_strengths_from_held_out_rows_of_ours_and_say_so():
     rows = [row for row in EXPERIMENTS["claims"](Setting("paper", "paper")).rows if row.config.hold_out]
     assert len(rows) == 12
-    assert all(row.config.preset == "ours" and "held-out images" in row.note for row in rows)
+    assert all("held-out images" in row.note for row in rows)
     candidates = {row.config for row in EXPERIMENTS["choice"](Setting("paper", "ours")).rows}
     assert {row.config for row in rows} <= candidates
+
+
+def test_a_run_in_which_a_preset_changes_nothing_is_that_of_the_text(monkeypatch):
+    settings = {preset: Setting("paper", preset) for preset in PRESETS}
+    plain = {preset: configure(setting, RESNET44, 2048, "plain") for preset, setting in settings.items()}
+    assert plain["ours"] == plain["paper"]
+    assert plain["authors"] == replace(plain["authors"], preset="authors", report="best")
+    given = {"strength": 0.1, "strength_schedule": "linear", "draws": "ghost"}
+    assert configure(settings["ours"], C1, 256, "smoothout", **given).preset == "paper"  # nothing of the preset is left
+    monkeypatch.setitem(CHOSEN, ("c1", 256, "smoothout"), given)
+    assert configure(settings["ours"], C1, 256, "smoothout").preset == "ours"

@@ -134,8 +134,11 @@ def _experiments(
     only = [model for model in models.split(",") if model]
     settings = [Setting(scale, _known_preset(each), imagenet) for each in presets]
     asked = [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
-    # A picture without runs, such as Figure 1, has no preset: once is enough.
-    return [(setting, each) for setting, each in asked if each.rows or setting == settings[0]]
+    # Once is enough for what has no run, such as Figure 1, and for what is the same runs in several presets.
+    different: dict[tuple[object, ...], tuple[Setting, Experiment]] = {}
+    for setting, each in asked:
+        different.setdefault((each.name, *(row.config for row in each.rows)), (setting, each))
+    return list(different.values())
 
 
 def _known_preset(name: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from smoothout.lab.config import Config
@@ -10,7 +13,6 @@ from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
 from smoothout.lab.report.groups import Group
-from smoothout.lab.runs import Record
 
 HELD_OUT = 5000
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -77,21 +79,37 @@ def candidates(setting: Setting, network: Network, batch_size: int, method: str)
     return rows
 
 
-def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Row | None:
-    """The candidate with the highest mean accuracy on held-out images, the first of equals.
+@dataclass(frozen=True)
+class Best:
+    """A candidate, and the mean accuracies on held-out images, its and the baseline's, over these seeds."""
 
-    None if a run is missing: all candidates need the seeds of the baseline. One of which a run diverged is out.
+    row: Row
+    accuracy: float
+    baseline: float
+    seeds: tuple[int, ...]
+
+
+def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Best | None:
+    """The candidate with the highest mean accuracy, the first of equals, over the seeds that all and the baseline have.
+
+    None if there is no such seed. A candidate of which a run diverged is out.
     """
-    base = records.group(held_out(setting, network, batch_size, "plain"))
-    means = []
-    for row in candidates(setting, network, batch_size, method):
-        if any(found.failure for found in records.seeds_of(row.config)):
-            continue
-        group = records.group(row.config)
-        if group is None or base is None or group.seeds != base.seeds:
-            return None
-        means.append((group.sample(_accuracy).mean, row))
-    return max(means, key=lambda pair: pair[0])[1] if means else None
+    rows = [
+        row
+        for row in candidates(setting, network, batch_size, method)
+        if not any(found.failure for found in records.seeds_of(row.config))
+    ]
+    baseline = records.group(held_out(setting, network, batch_size, "plain"))
+    groups = [records.group(row.config) for row in rows]
+    known = [group for group in (baseline, *groups) if group is not None]
+    if baseline is None or len(known) <= len(rows):
+        return None
+    seeds = tuple(sorted(set.intersection(*(set(group.seeds) for group in known))))
+    if not rows or not seeds:
+        return None
+    of_baseline, *accuracies = (_mean_accuracy(group, seeds) for group in known)
+    highest = max(accuracies)
+    return Best(rows[accuracies.index(highest)], highest, of_baseline, seeds)
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:
@@ -102,24 +120,20 @@ def what_is_chosen(config: Config) -> dict[str, Any]:
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     verdicts = []
     for network, batch_size in PLACES:
-        base = records.group(held_out(setting, network, batch_size, "plain"))
         for method in USUAL:
             claim = f"{label(network, batch_size, method)}: the best of its candidates on held-out images"
-            row = best(setting, network, batch_size, method, records)
-            if row is None or base is None:
+            found = best(setting, network, batch_size, method, records)
+            if found is None:
                 verdicts.append(Verdict(claim, NOT_MEASURED, ""))
                 continue
-            group = records.group(row.config)
-            assert group is not None
-            chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(row.config).items())
-            evidence = f"{_percent(group)} against {_percent(base)} of the baseline, n = {len(group.records)}"
+            chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.row.config).items())
+            evidence = (
+                f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % of the baseline, "
+                f"n = {len(found.seeds)}"
+            )
             verdicts.append(Verdict(claim, chosen, evidence))
     return tuple(verdicts)
 
 
-def _accuracy(record: Record) -> float:
-    return record.last.test_accuracy
-
-
-def _percent(group: Group) -> str:
-    return f"{100 * group.sample(_accuracy).mean:.2f} %"
+def _mean_accuracy(group: Group, seeds: Sequence[int]) -> float:
+    return fmean(run.last.test_accuracy for run in group.records if run.config.seed in seeds)

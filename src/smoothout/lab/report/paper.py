@@ -33,15 +33,20 @@ NOTES = (
 
 
 def sections(experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False) -> list[Section]:
-    """The sections of one experiment in one preset; with `only_measured`, rows without a run are left out."""
+    """The sections of one experiment in one preset.
+
+    With `only_measured`, rows without a run are left out, and all of it where every run is another preset's.
+    """
     is_tiny = setting.scale == "tiny"
     heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
     heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
     rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
-    made = []
+    made: list[Section] = []
+    if only_measured and rows and not any(row.config.preset == setting.preset for row in rows):
+        return made
     figures = drawings(experiment, records)
     if rows or figures:
-        cells = [_row(row, i, rows, records, is_tiny) for i, row in enumerate(rows)]
+        cells = [_row(row, i, rows, records, setting) for i, row in enumerate(rows)]
         costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
         both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
         table = Table(HEADER, tuple(both))
@@ -58,10 +63,12 @@ def drawings(experiment: Experiment, records: Records) -> tuple[Figure, ...]:
     return tuple(Figure(to_svg(draw), drawing.caption) for drawing, draw in found if draw is not None)
 
 
-def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool) -> page.Row:
+def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setting) -> page.Row:
     group = records.group(row.config)
     starts = i > 0 and _block(row) != _block(rows[i - 1])
-    name = Cell(row.label + (f" ({row.note})" if row.note else ""))
+    shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
+    notes = "; ".join(filter(None, (row.note, shared)))
+    name = Cell(row.label + (f" ({notes})" if notes else ""))
     paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
     # The nearest above: at tiny scale several rows have the same configuration.
     versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
@@ -80,7 +87,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, is_tiny: bool)
         Cell(percent(group.sample(lambda r: r.last.test_accuracy))),
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
-        _points(None if is_tiny else _minus(100 * group.sample(reported).mean, row.accuracy)),
+        _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
         _effect(effect, base, group),
         last[0],
         _sign(effect, paper_effect),
