@@ -67,12 +67,11 @@ def microseconds(function: Callable[[], None], repeats: int, rounds: int) -> dic
 
 
 def sweep(layer: Layer, direction: str) -> list[Tuning]:
-    """What may be chosen: patches in stages, or by groups."""
+    """What may be chosen."""
     if direction == "weights' gradient":
-        ways = itertools.product((64,), (64, 256), WARPS, (3,), PROGRAMS, (0, 1, 2, 4))
+        ways = itertools.product((64,), (64, 256), WARPS, (3,), PROGRAMS)
     else:
-        in_stages = itertools.product((128, 256), (16,), WARPS, (3, 4), (0,), (0,))
-        ways = (*in_stages, *itertools.product((64, 128, 256), (16,), WARPS, (1,), (0,), (3, 5, 9)))
+        ways = itertools.product((128, 256), (16,), WARPS, (3, 4))
     return list(itertools.starmap(Tuning, ways))
 
 

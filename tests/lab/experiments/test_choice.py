@@ -51,6 +51,7 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
 
 def test_what_is_entered_is_what_ours_trains_with(monkeypatch):
     monkeypatch.setitem(CHOSEN, ("c1", 5000, "smoothout"), {"strength": 0.075, "strength_schedule": "tanh"})
+    monkeypatch.delitem(CHOSEN, ("c1", 256, "smoothout"), raising=False)
     config = configure(OURS, C1, 5000, "smoothout")
     assert (config.strength, config.strength_schedule, config.hold_out) == (0.075, "tanh", 0)
     assert configure(OURS, C1, 256, "smoothout").strength == 0.0375

@@ -103,6 +103,19 @@ def test_the_results_in_the_docs_are_those_of_the_records():
     assert said == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
 
 
+def test_what_only_repeats_the_runs_of_another_table_or_preset_is_left_out():
+    code, said, _ = reproduce("results", "--markdown")
+    assert code == 0
+    headings = [line for line in said.splitlines() if line.startswith("## ")]
+    assert sum("Table 1" in heading and "preset ours" in heading for heading in headings) == 1
+    assert not any("Flatness" in heading and "preset ours" in heading for heading in headings)  # F1's rows of Table 1
+    assert "batch 5000: baseline (the run of preset paper)" in said
+    _, digest, _ = reproduce("results", "--digest")
+    assert "C1, CIFAR-10, batch 256, preset ours" in digest
+    assert "C1, CIFAR-10, batch 5000, preset ours" not in digest  # chosen: the paper's strengths
+    assert "too few runs" not in digest
+
+
 def test_the_digest_in_readme_and_docs_is_that_of_the_records():
     code, said, error = reproduce("results", "--digest")
     assert (code, error) == (0, "")

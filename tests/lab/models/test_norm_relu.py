@@ -295,7 +295,11 @@ def test_a_training_step_of_a_network_equals_torchs(monkeypatch):
     _, exact = step(copy.deepcopy(twin), x, labels, half=False)
     expected, others = step(twin, x, labels)
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0)
-    for one, other, best in zip(gradients, others, exact):  # bf16, twenty layers deep: far from fp32, but no further
-        assert (one - best).norm() <= 1.3 * (other - best).norm() + 1e-4
+
+    def distance(found):
+        return sum(float((one - best).norm() / best.norm()) for one, best in zip(found, exact))
+
+    # bf16, twenty layers deep: far from fp32, but no further. Over all gradients: those of 16 numbers scatter.
+    assert distance(gradients) <= 1.2 * distance(others)
     for one, other in zip(model.buffers(), twin.buffers()):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)

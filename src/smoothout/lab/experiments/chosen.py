@@ -9,4 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {}  # by model, batch size and method
+CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
+    ("f1", 256, "smoothout"): {"strength": 0.0375, "strength_schedule": "linear", "draws": "one"},
+    ("f1", 256, "adasmoothout"): {"strength": 0.6, "strength_schedule": "constant", "draws": "one"},
+    ("f1", 6000, "smoothout"): {"strength": 0.009375, "strength_schedule": "constant", "draws": "one"},
+    ("f1", 6000, "adasmoothout"): {"strength": 0.15, "strength_schedule": "constant", "draws": "one"},
+    ("c1", 256, "smoothout"): {"strength": 0.15, "strength_schedule": "constant", "draws": "one"},
+    ("c1", 256, "adasmoothout"): {"strength": 0.15, "strength_schedule": "tanh", "draws": "one"},
+    ("c1", 5000, "smoothout"): {"strength": 0.0375, "strength_schedule": "constant", "draws": "one"},
+    ("c1", 5000, "adasmoothout"): {"strength": 0.15, "strength_schedule": "constant", "draws": "one"},
+}  # by model, batch size and method

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Setting
 from smoothout.lab.report import paper
@@ -27,8 +28,9 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     """One page for all, and each picture as PNG beside it; gives the page's path.
 
     Args:
-        only_measured: leave rows out of which there is no record.
+        only_measured: leave rows out of which there is no record, and tables of which every row stands in another.
     """
+    experiments = _with_something_new(experiments, records) if only_measured else experiments
     sections = [
         section
         for setting, experiment in experiments
@@ -53,6 +55,18 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     return path
 
 
+def _with_something_new(experiments: Wanted, records: Records) -> Wanted:
+    """Those with a picture, or with a run that none before them has: presets and tables share many."""
+    seen: set[Config] = set()
+    kept = []
+    for setting, experiment in experiments:
+        measured = {row.config for row in experiment.rows if records.seeds_of(row.config)}
+        if not measured <= seen or any(drawn(drawing, records) for drawing in experiment.drawings):
+            kept.append((setting, experiment))
+        seen |= measured
+    return kept
+
+
 def records_of(experiments: Wanted, records: Records) -> list[Record]:
     """The records behind experiments, each once."""
     groups = {row.config.hash: records.group(row.config) for _, experiment in experiments for row in experiment.rows}
@@ -63,12 +77,12 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
     """The tables of all that has been measured; which have nothing yet is said at the end."""
     sections: list[Section] = []
     unmeasured: dict[str, list[str]] = {}
-    for setting, experiment in experiments:
-        if experiment.drawings:
-            continue  # pictures are for pages
-        made = paper.sections(experiment, setting, records, only_measured=True)
-        sections += made
-        if not made:
+    without_pictures = [(setting, experiment) for setting, experiment in experiments if not experiment.drawings]
+    new = _with_something_new(without_pictures, records)  # pictures are for pages
+    for setting, experiment in without_pictures:
+        if (setting, experiment) in new:
+            sections += paper.sections(experiment, setting, records, only_measured=True)
+        elif not all(records.seeds_of(row.config) for row in experiment.rows):
             unmeasured.setdefault(experiment.title, []).append(setting.preset)
     used = records_of(experiments, records)
     devices = ", ".join(sorted({record.provenance.device for record in used})) or "none"

@@ -22,9 +22,8 @@ from torch import Tensor
 class Tuning:
     """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told.
 
-    There are two ways to have patches in time. In stages: fetched ahead past the L1 cache, so each pixel comes from L2
-    once for every tap. By groups: those of several turns of the loop are read through L1, where taps of neighbours find
-    what others have read, then multiplied.
+    Patches are fetched some stages ahead past the L1 cache, so each pixel comes from L2 once for every tap. Without
+    stages taps of neighbours meet in L1, and that was slower: nothing hides the waiting then.
     """
 
     pixels: int
@@ -32,11 +31,13 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
-    group: int = 0  # turns of the loop, of the weights' gradient a power of two; 0: in stages
 
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
-IMAGES = dict.fromkeys((16, 32, 64), Tuning(pixels=128, depth=16, warps=4, stages=3))
+IMAGES = {
+    **dict.fromkeys((16, 32), Tuning(pixels=256, depth=16, warps=4, stages=4)),
+    64: Tuning(pixels=128, depth=16, warps=4, stages=3),
+}
 WEIGHTS = dict.fromkeys((16, 32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024))
 
 
@@ -109,7 +110,7 @@ def images_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
     ghost = tl.program_id(1)
@@ -119,27 +120,13 @@ def images_kernel(
     output = tl.arange(0, COLUMNS)[None, :]
     weight += ghost * weight_stride
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    ALL: tl.constexpr = KERNEL * KERNEL * CHANNELS
-    if GROUP == 0:
-        for start in range(0, ALL, DEPTH):
-            patches = _patches(
-                images, pixel, start, inside,
-                CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
-            )  # fmt: skip
-            weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
-            total = tl.dot(patches, weights, total, input_precision=PRECISION)
-    else:
-        for first in tl.static_range(0, ALL, DEPTH * GROUP):
-            pairs = ()
-            for start in tl.static_range(first, min(first + DEPTH * GROUP, ALL), DEPTH):
-                patches = _patches(
-                    images, pixel, start, inside,
-                    CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
-                )  # fmt: skip
-                weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
-                pairs = pairs + ((patches, weights),)  # noqa: RUF005  (Triton has no star)
-            for pair in tl.static_range(len(pairs)):
-                total = tl.dot(pairs[pair][0], pairs[pair][1], total, input_precision=PRECISION)
+    for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
+        patches = _patches(
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+        )  # fmt: skip
+        weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
+        total = tl.dot(patches, weights, total, input_precision=PRECISION)
     tl.store(result + pixel * OUTPUTS + output, total.to(result.dtype.element_ty), inside & (output < OUTPUTS))
 
 
@@ -149,28 +136,23 @@ def weights_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, AT_ONCE: tl.constexpr,
-    TILES: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
     ghost = tl.program_id(2)
     start = tl.program_id(0) * DEPTH
     output = tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((DEPTH, COLUMNS), tl.float32)
-    for tile in range(0, TILES, AT_ONCE):
-        pairs = ()
-        for number in tl.static_range(AT_ONCE):
-            pixel = (tl.program_id(1) * TILES + tile + number) * PIXELS + tl.arange(0, PIXELS)[:, None]
-            inside = pixel < pixels
-            pixel += ghost * pixels
-            patches = _patches(
-                images, pixel, start, inside,
-                CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
-            )  # fmt: skip
-            gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
-            pairs = pairs + ((patches, gradient),)  # noqa: RUF005
-        for pair in tl.static_range(AT_ONCE):
-            total = tl.dot(tl.trans(pairs[pair][0]), pairs[pair][1], total, input_precision=PRECISION)
+    for tile in range(TILES):
+        pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
+        inside = pixel < pixels
+        pixel += ghost * pixels
+        patches = _patches(
+            images, pixel, start, inside,
+            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+        )  # fmt: skip
+        gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
+        total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
     k = start + tl.arange(0, DEPTH)[:, None]
     of_one = tl.program_id(1) * tl.num_programs(2) + ghost
     place = (of_one * OUTPUTS + output) * (KERNEL * KERNEL * CHANNELS) + k
@@ -218,7 +200,7 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
         "num_warps": tuning.warps,
-        "num_stages": 1 if tuning.group else tuning.stages,
+        "num_stages": tuning.stages,
     }
 
 
@@ -237,7 +219,6 @@ def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding
         *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
         *(kernel, stride, padding, backwards),
         **constants,
-        GROUP=tuning.group,
     )
 
 
@@ -263,7 +244,6 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     tuning = tuning_for(channels, WEIGHTS)
     constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
-    assert tuning.group == 0 or tuning.group == _power_of_two(tuning.group)  # else some tiles would count twice
     blocks = _quotient(depth, constants["DEPTH"])
     wanted = max(1, tuning.programs // (blocks * ghosts))
     tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number
@@ -274,7 +254,6 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
         (blocks, splits, ghosts),
         *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
         **constants,
-        AT_ONCE=min(max(1, tuning.group), tiles),
         TILES=tiles,
     )
     result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)

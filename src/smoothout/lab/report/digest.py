@@ -15,16 +15,24 @@ from smoothout.lab.report.sections import percent
 
 TABLES = ("table1", "table2")
 COMPARED = ("smoothout", "adasmoothout")
+FEWEST = 3  # runs, of which something can be claimed
 BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what it prints -->"
 
 
 def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> str:
-    """Markdown: what has been measured of Tables 1 and 2, with the change against the baseline."""
-    rows = []
+    """Markdown: what has been measured of Tables 1 and 2, with the change against the baseline.
+
+    Without lines of too few runs to claim anything, and without those that are another preset's runs.
+    """
+    rows, seen = [], set()
     for setting, experiment in experiments:
-        if experiment.name in TABLES:
-            baselines = [row for row in experiment.rows if row.versus is None and not row.note]
-            rows += [_line(base, experiment, setting, records) for base in baselines]
+        if experiment.name not in TABLES:
+            continue
+        for base in (row for row in experiment.rows if row.versus is None and not row.note):
+            runs = (base.config, *(row.config for row in experiment.rows if row.versus == base.config))
+            if runs not in seen and len(records.seeds_of(base.config)) >= FEWEST:
+                rows.append(_line(base, experiment, setting, records))
+            seen.add(runs)
     titles = tuple(METHODS[name].title for name in COMPARED)
     table = Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
     return table.to_markdown() + "\n"

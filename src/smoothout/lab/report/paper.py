@@ -33,17 +33,12 @@ NOTES = (
 
 
 def sections(experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False) -> list[Section]:
-    """The sections of one experiment in one preset.
-
-    With `only_measured`, rows without a run are left out, and all of it where every run is another preset's.
-    """
+    """The sections of one experiment in one preset; with `only_measured`, rows without a run are left out."""
     is_tiny = setting.scale == "tiny"
     heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
     heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
     rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
-    made: list[Section] = []
-    if only_measured and rows and not any(row.config.preset == setting.preset for row in rows):
-        return made
+    made = []
     figures = drawings(experiment, records)
     if rows or figures:
         cells = [_row(row, i, rows, records, setting) for i, row in enumerate(rows)]
@@ -152,7 +147,7 @@ def _effect(effect: Difference | None, base: Group | None, group: Group) -> Cell
 
 def _sign(effect: Difference | None, paper: float | None) -> Cell:
     if effect is None or not effect.is_shown:
-        return Cell("–" if effect is None else "no difference", "faint")
+        return Cell("–" if effect is None or effect.n < 3 else "no difference", "faint")
     if paper is None:
         return Cell("gain" if effect.mean > 0 else "loss")
     return Cell("as the paper's" if effect.mean * paper > 0 else "opposite")
