@@ -14,6 +14,7 @@ from smoothout.lab.models.working_kernels import on_a_device_for_kernels, workin
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CHANNELS = 128  # one program has all outputs of its pixels
+LARGEST_KERNEL = 5
 
 
 def ghost_conv(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
@@ -35,7 +36,7 @@ def ghost_conv(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> 
 def why_no_kernels(weight: Tensor) -> str:
     """In words, why there are none for such weights; empty if there are."""
     _, outputs, channels, kernel, width = weight.shape
-    if kernel != width or kernel > 3 or max(outputs, channels) > MOST_CHANNELS:
+    if kernel != width or kernel > LARGEST_KERNEL or max(outputs, channels) > MOST_CHANNELS:
         return f"a kernel of {kernel} × {width} or more than {MOST_CHANNELS} channels"
     wanted = (kernel * kernel * channels, 1, kernel * channels, channels)
     dimensions = zip(weight.shape[1:], weight.stride()[1:], wanted)

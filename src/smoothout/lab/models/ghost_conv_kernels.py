@@ -35,6 +35,7 @@ class Tuning:
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
 IMAGES = {
+    4: Tuning(pixels=256, depth=64, warps=8, stages=3),
     **dict.fromkeys((16, 32), Tuning(pixels=256, depth=16, warps=4, stages=4)),
     64: Tuning(pixels=128, depth=16, warps=4, stages=3),
 }

@@ -19,7 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 # To be tuned. More programs fill a GPU better, but every one of them reads the sums of all.
-PROGRAMS = 64  # with WARPS and TILE the fastest on eight streams at once, see benchmarks/norm_relu.py
+PROGRAMS = 64  # of a ghost; with WARPS and TILE the fastest on eight streams at once, see benchmarks/norm_relu.py
+PROGRAMS_OF_ALL = 1024  # where ghosts are few and large, theirs are more: these fill a GPU
+FEWEST_TILES = 4  # of a program that is one of more
 TILE = 4096  # elements that a program has in registers at once
 GROUP = 4096  # elements of other programs' sums that it reads at once
 WARPS = 4
@@ -253,11 +255,13 @@ class Geometry:
     def of(cls, x: Tensor, ghosts: int) -> Geometry:
         channels = x.shape[1]
         rows, block = x.numel() // channels // ghosts, max(1, TILE // channels)
+        most = max(PROGRAMS, min(PROGRAMS_OF_ALL // ghosts, rows // (block * FEWEST_TILES)))
         # A power of two: a kernel is compiled for every number of tiles.
-        tiles = _power_of_two(_quotient(rows, block * PROGRAMS))
+        tiles = _power_of_two(_quotient(rows, block * most))
         constants = {"C": channels, "BLOCK": block, "TILES": tiles, "num_warps": WARPS}
-        reading = {"GROUP": min(max(1, GROUP // channels), _power_of_two(PROGRAMS)), "PROGRAMS": PROGRAMS}
-        return cls(ghosts, rows, _quotient(rows, block * tiles), constants, reading)
+        programs = _quotient(rows, block * tiles)
+        at_once = min(max(1, GROUP // channels), _power_of_two(programs))
+        return cls(ghosts, rows, programs, constants, {"GROUP": at_once, "PROGRAMS": _power_of_two(programs)})
 
     def partials(self, x: Tensor) -> Tensor:
         return torch.empty(self.ghosts, 2, self.programs, x.shape[1], dtype=torch.float32, device=x.device)

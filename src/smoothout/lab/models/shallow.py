@@ -2,12 +2,13 @@
 
 from torch import Tensor, nn
 
+from .image_conv import image_conv
 from .norm_relu import has_hooks, norm_relu
 from .pooling import MaxPool
 
 
 class Convolutions(nn.Sequential):
-    """Layers one after another, BatchNorm and the ReLU behind it in one go."""
+    """Layers one after another: images' own convolution, and BatchNorm with the ReLU behind it, where kernels are."""
 
     def forward(self, input: Tensor) -> Tensor:
         x, layers = input, list(self)
@@ -16,6 +17,8 @@ class Convolutions(nn.Sequential):
             if isinstance(layer, nn.BatchNorm2d) and layers and type(layers[0]) is nn.ReLU and not has_hooks(layers[0]):
                 x = norm_relu(layer, x)
                 layers.pop(0)
+            elif isinstance(layer, nn.Conv2d):
+                x = image_conv(layer, x)
             else:
                 x = layer(x)
         return x
