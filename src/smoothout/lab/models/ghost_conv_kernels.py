@@ -22,8 +22,8 @@ from torch import Tensor
 class Tuning:
     """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told.
 
-    Patches are fetched some stages ahead past the L1 cache, so each pixel comes from L2 once for every tap. Without
-    stages taps of neighbours meet in L1, and that was slower: nothing hides the waiting then.
+    Patches are fetched some stages ahead, sixteen bytes at a time and so past the L1 cache: each pixel comes from L2
+    once for every tap. Eight bytes at a time go through L1, where taps of neighbours meet.
     """
 
     pixels: int
@@ -31,6 +31,7 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
+    through_l1: bool = False
 
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
@@ -52,7 +53,7 @@ def _patches(
     images, pixel, start, inside,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
+    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr, THROUGH_L1: tl.constexpr,
 ):  # fmt: skip
     """What a kernel sees for some pixels of the result (n × 1), from the tap and channel `start` on.
 
@@ -87,6 +88,8 @@ def _patches(
         offset = corner + ((down * WIDTH + right) * CHANNELS + channel)
     # Unsigned, so that what is negative is too large as well.
     inside = inside & (h.to(tl.uint32) < HEIGHT) & (w.to(tl.uint32) < WIDTH)
+    if THROUGH_L1 and CHANNELS % 8 == 0:
+        offset = tl.max_contiguous(offset, [1, 4])  # said to the compiler: four numbers at a time
     return tl.load(images + offset, inside, other=0.0)
 
 
@@ -112,6 +115,7 @@ def images_kernel(
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    THROUGH_L1: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
     ghost = tl.program_id(1)
@@ -125,6 +129,7 @@ def images_kernel(
         patches = _patches(
             images, pixel, start, inside,
             CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
+            THROUGH_L1,
         )  # fmt: skip
         weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
         total = tl.dot(patches, weights, total, input_precision=PRECISION)
@@ -137,7 +142,8 @@ def weights_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, TILES: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    THROUGH_L1: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
     ghost = tl.program_id(2)
@@ -151,6 +157,7 @@ def weights_kernel(
         patches = _patches(
             images, pixel, start, inside,
             CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
+            THROUGH_L1,
         )  # fmt: skip
         gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
         total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
@@ -200,6 +207,7 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
+        "THROUGH_L1": tuning.through_l1,
         "num_warps": tuning.warps,
         "num_stages": tuning.stages,
     }
