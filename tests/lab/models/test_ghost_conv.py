@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from smoothout.lab.models.ghost_conv import ghost_conv, why_no_kernels
+from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, why_no_kernels
 from smoothout.lab.models.stacked_norm import stacked_norm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -84,6 +84,24 @@ def test_many_tiles_and_splits(monkeypatch, depth, through_l1):
     found, expected = both(monkeypatch, lambda: ghost_conv(x, weight, 1, 1), [x, weight], "GhostConv")
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("outputs", "stride"), [(16, 1), (24, 2)])
+def test_gradients_of_a_path_around_are_added(monkeypatch, outputs, stride):
+    x, weight = images(4, 16, 6, 5), stacked_weights(2, outputs, 16, 3)
+
+    def gradients():
+        y, again = ghost_conv_and_around(x, weight, stride, 1)
+        assert torch.equal(again, x)
+        return torch.autograd.grad(y.square().sum() + again.pow(3).sum(), [x, weight])
+
+    found = gradients()
+    (alone,) = torch.autograd.grad(ghost_conv_and_around(x, weight, stride, 1)[1].pow(3).sum(), x)
+    torch.testing.assert_close(alone, 3 * x * x)
+    monkeypatch.setenv("SMOOTHOUT_KERNELS", "foreach")
+    for one, other in zip(found, gradients()):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
 
 
 @needs_kernels

@@ -27,10 +27,15 @@ def ghost_conv(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> 
         x: (ghosts · images) × channels × height × width.
         weight: ghosts × outputs × channels × kernel × kernel; of x's dtype.
     """
+    return ghost_conv_and_around(x, weight, stride, padding)[0]
+
+
+def ghost_conv_and_around(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> tuple[Tensor, Tensor]:
+    """The same, and x again for a path around it: where their gradients meet, the convolution's kernel adds them."""
     if on_a_device_for_kernels(x) and not why_no_kernels(weight) and _can(x, weight) and kernels(x.device) is not None:
         return _GhostConv.apply(x.contiguous(memory_format=torch.channels_last), weight, stride, padding)
     parts = zip(x.chunk(len(weight)), weight.unbind())
-    return torch.cat([F.conv2d(part, own, stride=stride, padding=padding) for part, own in parts])
+    return torch.cat([F.conv2d(part, own, stride=stride, padding=padding) for part, own in parts]), x
 
 
 def why_no_kernels(weight: Tensor) -> str:
@@ -63,20 +68,23 @@ def kernels(device: torch.device) -> ModuleType | None:
 
 class _GhostConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
         from smoothout.lab.models import ghost_conv_kernels
 
         ctx.save_for_backward(x, weight)
         ctx.geometry = stride, padding
-        return ghost_conv_kernels.forward(x, weight, stride, padding)
+        ctx.set_materialize_grads(False)
+        return ghost_conv_kernels.forward(x, weight, stride, padding), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: Any, *upstreams: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         from smoothout.lab.models import ghost_conv_kernels as own
 
         x, weight = ctx.saved_tensors
-        upstream = upstreams[0].contiguous(memory_format=torch.channels_last)
-        dx = own.input_gradient(upstream, weight, x, *ctx.geometry) if ctx.needs_input_grad[0] else None
+        upstream, around = (g if g is None else g.contiguous(memory_format=torch.channels_last) for g in upstreams)
+        if upstream is None:
+            return around, None, None, None
+        dx = own.input_gradient(upstream, weight, x, *ctx.geometry, around) if ctx.needs_input_grad[0] else None
         dw = own.weight_gradient(upstream, x, weight, *ctx.geometry) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None

@@ -110,21 +110,27 @@ def _weights(
 
 @triton.jit(do_not_specialize=["pixels"])
 def images_kernel(
-    images, weight, result, pixels, weight_stride,
+    images, weight, added, result, pixels, weight_stride,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    THROUGH_L1: tl.constexpr,
+    THROUGH_L1: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients."""
+    """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients.
+
+    With ADDS the result is on top of `added`.
+    """
     ghost = tl.program_id(1)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
     inside = pixel < pixels
     pixel += ghost * pixels
     output = tl.arange(0, COLUMNS)[None, :]
     weight += ghost * weight_stride
+    place, exists = pixel * OUTPUTS + output, inside & (output < OUTPUTS)
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
+    if ADDS:
+        total += tl.load(added + place, exists, other=0.0).to(tl.float32)
     for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
         patches = _patches(
             images, pixel, start, inside,
@@ -133,7 +139,7 @@ def images_kernel(
         )  # fmt: skip
         weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
         total = tl.dot(patches, weights, total, input_precision=PRECISION)
-    tl.store(result + pixel * OUTPUTS + output, total.to(result.dtype.element_ty), inside & (output < OUTPUTS))
+    tl.store(result + place, total.to(result.dtype.element_ty), exists)
 
 
 @triton.jit(do_not_specialize=["pixels"])
@@ -217,7 +223,15 @@ def _launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any
     kernel[grid](*operands, **constants)
 
 
-def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding: int, backwards: bool) -> None:
+def _images(
+    source: Tensor,
+    weight: Tensor,
+    result: Tensor,
+    stride: int,
+    padding: int,
+    backwards: bool,
+    added: Tensor | None = None,
+) -> None:
     ghosts, kernel = len(weight), weight.shape[-1]
     pixels = result.numel() // result.shape[1] // ghosts
     tuning = tuning_for(source.shape[1], IMAGES)
@@ -225,9 +239,10 @@ def _images(source: Tensor, weight: Tensor, result: Tensor, stride: int, padding
     _launch(
         images_kernel,
         (_quotient(pixels, constants["PIXELS"]), ghosts),
-        *(source, weight, result, pixels, weight.stride(0), *source.shape[1:], *result.shape[1:]),
-        *(kernel, stride, padding, backwards),
+        *(source, weight, result if added is None else added, result, pixels, weight.stride(0)),
+        *(*source.shape[1:], *result.shape[1:], kernel, stride, padding, backwards),
         **constants,
+        ADDS=added is not None,
     )
 
 
@@ -240,10 +255,12 @@ def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     return y
 
 
-def input_gradient(upstream: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
-    """Of x, which only says its shape."""
+def input_gradient(
+    upstream: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int, added: Tensor | None = None
+) -> Tensor:
+    """Of x, which only says its shape; on top of what is added."""
     dx = _empty(x.shape, x)
-    _images(upstream, weight, dx, stride, padding, True)
+    _images(upstream, weight, dx, stride, padding, True, added)
     return dx
 
 

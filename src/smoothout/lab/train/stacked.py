@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from smoothout.lab.models.ghost_conv import ghost_conv, kernels, why_no_kernels
+from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, kernels, why_no_kernels
 from smoothout.lab.models.norm_relu import has_hooks
 from smoothout.lab.models.pooling import MaxPool
 from smoothout.lab.models.resnet import BasicBlock, ResNet, Stem
@@ -92,16 +92,20 @@ class StackedResNet:
         return self._linear(self._model.classifier, self._model.pool(x).flatten(1))
 
     def _block(self, block: BasicBlock, x: Tensor) -> Tensor:
-        inner = self._norm(block.bn1, self._convolution(block.conv1, x))
-        shortcut = x
+        inner, shortcut = ghost_conv_and_around(x, *self._geometry(block.conv1))
+        inner = self._norm(block.bn1, inner)
         if isinstance(block.shortcut, nn.Sequential):
-            shortcut = self._norm(block.shortcut[1], self._convolution(block.shortcut[0], x), relu=False)
+            shortcut = self._norm(block.shortcut[1], self._convolution(block.shortcut[0], shortcut), relu=False)
         return self._norm(block.bn2, self._convolution(block.conv2, inner), shortcut)
 
     def _convolution(self, layer: nn.Module, x: Tensor) -> Tensor:
+        weight, *rest = self._geometry(layer)
+        return ghost_conv(x.to(weight.dtype), weight, *rest)
+
+    def _geometry(self, layer: nn.Module) -> tuple[Tensor, int, int]:
+        """A convolution's weights of all ghosts, its stride and padding."""
         layer = cast(nn.Conv2d, layer)
-        weight = self._of[id(layer.weight)]
-        return ghost_conv(x.to(weight.dtype), weight, layer.stride[0], cast(int, layer.padding[0]))
+        return self._of[id(layer.weight)], layer.stride[0], cast(int, layer.padding[0])
 
     def _norm(self, layer: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
         layer = cast(nn.BatchNorm2d, layer)
