@@ -85,6 +85,6 @@ class _GhostConv(torch.autograd.Function):
         upstream, around = (g if g is None else g.contiguous(memory_format=torch.channels_last) for g in upstreams)
         if upstream is None:
             return around, None, None, None
-        dx = own.input_gradient(upstream, weight, x, *ctx.geometry, around) if ctx.needs_input_grad[0] else None
+        dx = own.input_gradient(upstream, weight, x, *ctx.geometry, added=around) if ctx.needs_input_grad[0] else None
         dw = own.weight_gradient(upstream, x, weight, *ctx.geometry) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None
