@@ -90,7 +90,7 @@ def main() -> None:
             whole_step.LANES, whole_step.STACKED = lanes, not lanes
             run = trainer(method, dataset, args.device, graphs=True)
             assert isinstance(run.steps, WholeStep)
-            assert (run.steps._stacked is None) == bool(lanes)
+            assert bool(run.steps._stacks) == (not lanes)
             torch.cuda.reset_peak_memory_stats()
             row = {"method": method, "step": f"one graph, {name}", **measured(run, args.epochs)}
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})

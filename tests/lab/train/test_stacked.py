@@ -16,7 +16,7 @@ from smoothout.lab.train.lanes import Weights
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import OneProcess
 from smoothout.lab.train.progress import Silence
-from smoothout.lab.train.stacked import StackedLane, why_not_stacked
+from smoothout.lab.train.stacked import why_not_stacked
 from smoothout.lab.train.stop import StopRequest
 from smoothout.lab.train.trackers import NoTracker
 
@@ -58,7 +58,7 @@ def after_an_epoch(monkeypatch, how, settings, device, images, epochs=1):
     run.model.train()
     assert isinstance(run.steps, whole_step.OneByOne) == (how == "one by one")
     if how != "one by one":
-        assert isinstance(run.steps._stacked, StackedLane) == (how == "stacked")
+        assert len(run.steps._stacks) == (whole_step.STACKS if how == "stacked" else 0)
     losses = []
     for epoch in range(epochs):
         run.steps.begin(epoch, 0)
@@ -73,9 +73,22 @@ def after_an_epoch(monkeypatch, how, settings, device, images, epochs=1):
 def test_updates_are_those_of_lanes_and_of_steps_one_by_one(monkeypatch, settings, device):
     found = after_an_epoch(monkeypatch, "stacked", settings, device, 8)
     for other in ("lanes", "one by one"):
-        expected = after_an_epoch(monkeypatch, other, settings, device, 8)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+        assert_equal(found, after_an_epoch(monkeypatch, other, settings, device, 8))
+
+
+def assert_equal(found, expected):
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", [GHOST_NOISE, CASES["one draw"]], ids=["a draw a ghost", "one draw"])
+def test_ghosts_may_be_seen_in_several_passes(monkeypatch, settings, device):
+    expected = after_an_epoch(monkeypatch, "stacked", settings, device, 8)
+    monkeypatch.setattr(whole_step, "STACKS", 2)
+    for streams in (1, 2):
+        monkeypatch.setattr(whole_step, "STACK_STREAMS", streams)
+        assert_equal(after_an_epoch(monkeypatch, "stacked", settings, device, 8), expected)
 
 
 @pytest.mark.parametrize("settings", [CASES["plain"], GHOST_NOISE, CASES["noise on BatchNorm"]])

@@ -158,6 +158,26 @@ def _ids_cast_by_autocast(model: nn.Module) -> set[int]:
     return cast - others
 
 
+class SideStream:
+    """A stream beside the current one; where there are none, the only one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def turn(self) -> AbstractContextManager[object]:
+        """What is begun within runs on it, after everything that was begun on the current one."""
+        stack = ExitStack()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            stack.enter_context(torch.cuda.stream(self._stream))
+        return stack
+
+    def join(self) -> None:
+        """Let the current stream wait for it."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
 class Lane:
     """One copy: its weights, the sum of its gradients and of what its passes saw.
 
@@ -187,7 +207,7 @@ class Lane:
         if statistics is not None:
             self._keep_own_statistics()
         self.seen = torch.zeros(2, device=trained[0].device)  # loss, right answers
-        self.stream = torch.cuda.Stream(trained[0].device) if trained[0].is_cuda else None
+        self.stream = SideStream(trained[0].device)
 
     def _keep_own_statistics(self) -> None:
         """A pass leaves its batch's statistics, so that passes side by side can be weighed as if one after another."""
@@ -207,19 +227,6 @@ class Lane:
             if new is not buffer and buffer is not None and new is not None:
                 buffer.copy_(new)
                 module._buffers[name] = buffer
-
-    def turn(self) -> AbstractContextManager[object]:
-        """Its stream, after everything that was begun on the current one."""
-        stack = ExitStack()
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-            stack.enter_context(torch.cuda.stream(self.stream))
-        return stack
-
-    def join(self) -> None:
-        """Let the current stream wait for it."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def go(
         self, images: Tensor, labels: Tensor, share: Share, precision: AbstractContextManager[object], first: bool

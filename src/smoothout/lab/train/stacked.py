@@ -120,11 +120,12 @@ class StackedResNet:
 
 
 class StackedLane:
-    """What lanes do with the passes of an update, in one pass; ghosts are all of one size.
+    """What lanes do with the passes of an update, some or all of them in one pass; ghosts are all of one size.
 
     Args:
-        draws: number and sign of every ghost's.
-        gradients: fp32 memory, of each ghost a row like a lane's.
+        draws: number and sign of every ghost's, of all of the update.
+        mine: which of them are seen here.
+        gradients: fp32 memory, of each ghost of the update a row like a lane's.
         statistics: the same for BatchNorm's statistics, which are weighed as if ghosts had come one after another.
     """
 
@@ -133,19 +134,21 @@ class StackedLane:
         weights: Weights,
         trained: Sequence[Tensor],
         draws: Sequence[tuple[int, float]],
+        mine: slice,
         gradients: Tensor,
         statistics: Tensor,
         momentum: float,
     ) -> None:
+        later = torch.arange(len(draws) - 1, -1, -1, device=gradients.device)[mine, None]  # ghosts after each
+        self._parts = momentum * (1 - momentum) ** later
+        self._share = len(draws[mine]) / len(draws)
+        draws, gradients, self._statistics = draws[mine], gradients[mine], statistics[mine]
         self._draws = list(draws) if len(set(draws)) > 1 else list(draws[:1])
         leaves, self.drawn = weights.for_ghosts(len(draws), len(self._draws))
-        self._statistics = statistics
-        self._network = StackedResNet(cast(ResNet, weights.model), leaves, _places(weights.model, statistics))
+        self._network = StackedResNet(cast(ResNet, weights.model), leaves, _places(weights.model, self._statistics))
         self._leaves = [leaves[id(p)] for p in trained]
         self._groups = by_dtype(self._leaves)
         self._gradients = [Flat(trained, torch.float32, row).views for row in gradients]
-        later = torch.arange(len(draws) - 1, -1, -1, device=gradients.device)[:, None]  # ghosts after each
-        self._parts = momentum * (1 - momentum) ** later
         self.seen = torch.zeros(2, device=gradients.device)  # loss, right answers
 
     def draw(self, perturbation: Perturbation) -> None:
@@ -158,7 +161,7 @@ class StackedLane:
         """The pass."""
         with precision:
             outputs = self._network(images)
-        loss = F.cross_entropy(outputs.float(), labels)
+        loss = F.cross_entropy(outputs.float(), labels) * self._share
         # One kernel copies many of them, if strides agree with those of the views.
         gradients = [gradient.unbind() for gradient in torch.autograd.grad(loss, self._leaves)]
         for numbers in self._groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,13 +19,23 @@ from smoothout.lab.data import Batches
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.methods import Method, Plain, Smoothed
 from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep, ghost_sizes
-from smoothout.lab.train.lanes import Flat, Lane, Share, Weights, flat_size, running_norms, running_statistics
+from smoothout.lab.train.lanes import (
+    Flat,
+    Lane,
+    Share,
+    SideStream,
+    Weights,
+    flat_size,
+    running_norms,
+    running_statistics,
+)
 from smoothout.lab.train.stacked import StackedLane, why_not_stacked
 
 LANES = 8
 # All ghosts in one launch a layer, where that can be: 1.65 times as fast as 8 streams (benchmarks/epoch_time.py).
 # None: on CUDA in half precision; in fp32 cuDNN is faster.
 STACKED: bool | None = None
+STACKS, STACK_STREAMS = 1, 1  # passes for all ghosts together, and streams that they take in turn
 REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
 
 
@@ -195,12 +206,18 @@ class WholeStep:
         self._statistics = torch.zeros(count, flat_size(running), device=device) if running else None
         self._gradient = Flat(trained, torch.float32)
         self._statistic = Flat(running, torch.float32) if running else None
-        self._stacked: StackedLane | None = None
+        self._stacks: list[StackedLane] = []
         if self._stackable:
             assert self._statistics is not None
             draws = [(one.draw, one.sign) for one in each]
             memory = (self._gradients, self._statistics)
-            self._stacked = StackedLane(self._weights, trained, draws, *memory, self._momentum)
+            together = passes // STACKS if passes % STACKS == 0 else passes
+            self._stacks = [
+                StackedLane(self._weights, trained, draws, slice(first, first + together), *memory, self._momentum)
+                for first in range(0, passes, together)
+            ]
+        streams = self._stacks[:STACK_STREAMS]
+        self._streams = [SideStream(device) for _ in streams] if len(streams) > 1 else []
         kept = [None] * count if self._statistics is None else list(self._statistics)
         memories = list(zip(self._gradients, kept))[:in_lanes]
         self._lanes = [Lane(self._weights, trained, *memory) for memory in memories]
@@ -279,11 +296,9 @@ class WholeStep:
         self._weights.refresh()
         sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
         passes = passes_of(self._method, len(sizes))
-        if self._stacked is not None and size in self._stackable:
-            if self._smooth is not None and not self._stays:
-                self._stacked.draw(self._smooth.perturbation)
-            self._stacked.go(images, labels, self._update.precision())
-            self._add_up(len(passes), [self._stacked.seen], len(passes))
+        if size in self._stackable:
+            self._by_stacks(images, labels)
+            self._add_up(len(passes), [stack.seen for stack in self._stacks], len(passes))
         else:
             busy = self._lanes[: len(passes)]
             self._side_by_side(busy, passes, list(zip(images.split(sizes), labels.split(sizes))), size)
@@ -293,15 +308,25 @@ class WholeStep:
         if self._smooth is not None:
             self._smooth.perturbation.advance()
 
+    def _by_stacks(self, images: Tensor, labels: Tensor) -> None:
+        count = len(self._stacks)
+        for i, (stack, own, right) in enumerate(zip(self._stacks, images.chunk(count), labels.chunk(count))):
+            with self._streams[i % len(self._streams)].turn() if self._streams else nullcontext():
+                if self._smooth is not None and not self._stays:
+                    stack.draw(self._smooth.perturbation)
+                stack.go(own, right, self._update.precision())
+        for stream in self._streams:
+            stream.join()
+
     def _side_by_side(
         self, busy: list[Lane], passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
     ) -> None:
         for number, lane in enumerate(busy):
             mine = range(len(passes) * number // len(busy), len(passes) * (number + 1) // len(busy))
-            with lane.turn():
+            with lane.stream.turn():
                 self._passes(lane, mine, passes, ghosts, size)
         for lane in busy:
-            lane.join()
+            lane.stream.join()
 
     def _passes(
         self, lane: Lane, mine: range, passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
