@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from smoothout.lab import packs
 from smoothout.lab.experiments import choice
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, configure
-from smoothout.lab.experiments.records import Records, look
+from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -60,23 +59,15 @@ def test_what_is_entered_is_what_ours_trains_with(monkeypatch):
     assert {row.config.strength for row in candidates} == {0.0375 * factor for factor in choice.FACTORS}
 
 
-def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(tmp_path):
-    """Records of a run that was made, under the configurations of all candidates."""
-    (folder, *_) = packs.unpack(RESULTS / "c1-cifar10.jsonl", tmp_path / "unpacked")
-    made = look(folder)
+def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
     rows = choice.candidates(OURS, C1, 5000, "smoothout")
     accuracies = [0.7 + 0.01 * (i % 7) for i in range(len(rows))]
 
-    def found(config, accuracy):
-        run = made.run
-        record = replace(run.record, config=config, last=replace(run.record.last, test_accuracy=accuracy))
-        return replace(made, run=replace(run, config=config, record=record), measured=frozenset())
-
-    baseline = found(choice.held_out(OURS, C1, 5000, "plain"), 0.9)
-    everything = [*(found(row.config, accuracy) for row, accuracy in zip(rows, accuracies)), baseline]
+    baseline = as_if_run(choice.held_out(OURS, C1, 5000, "plain"), 0.9)
+    everything = [*(as_if_run(row.config, accuracy) for row, accuracy in zip(rows, accuracies)), baseline]
     assert choice.best(OURS, C1, 5000, "smoothout", Records(everything)).row == rows[6]
     assert choice.best(OURS, C1, 5000, "smoothout", Records(everything[1:])) is None
-    second_seed = found(rows[0].config.with_seed(1), 0.99)
+    second_seed = as_if_run(rows[0].config.with_seed(1), 0.99)
     of_one = choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed]))
     assert (of_one.row, of_one.seeds) == (rows[6], (0,))  # a seed that the others lack does not count
     assert (of_one.accuracy, of_one.baseline) == pytest.approx((0.76, 0.9))

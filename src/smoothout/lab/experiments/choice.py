@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from smoothout.lab.config import Config
@@ -47,15 +48,16 @@ def _candidate(
     factor: float,
     schedule: str = "constant",
     more: str = "",
+    length: Mapping[str, int] = MappingProxyType({}),
     **settings: Any,
 ) -> Row:
     strength = USUAL[method] * factor
     told = "" if schedule == "constant" else f", {schedule}"
-    settings = {"strength": strength, "strength_schedule": schedule, **settings}
+    settings = {"strength": strength, "strength_schedule": schedule, **settings, **length}
     return Row(
         label(network, batch_size, method, f", a = {strength:g}{told}{more}"),
         held_out(setting, network, batch_size, method, **settings),
-        versus=held_out(setting, network, batch_size, "plain"),
+        versus=held_out(setting, network, batch_size, "plain", **length),
     )
 
 
@@ -75,9 +77,15 @@ def choice(setting: Setting) -> Experiment:
     )
 
 
-def candidates(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
-    """What a network, batch size and method choose from."""
-    of = partial(_candidate, setting, network, batch_size, method)
+def candidates(
+    setting: Setting, network: Network, batch_size: int, method: str, length: Mapping[str, int] = MappingProxyType({})
+) -> list[Row]:
+    """What a network, batch size and method choose from.
+
+    Args:
+        length: epochs, where they are not the network's.
+    """
+    of = partial(_candidate, setting, network, batch_size, method, length=length)
     if network is RESNET44:
         rows = [of(factor) for factor in DEEP_FACTORS] + [of(factor, "linear") for factor in DEEP_RISING]
         if setting.preset != "paper":  # there every draw is one a step

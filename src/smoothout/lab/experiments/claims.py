@@ -224,4 +224,4 @@ def _holds_if(found: Difference | None, is_so: Callable[[Difference], bool]) -> 
 def _points(found: Difference | None) -> str:
     if found is None:
         return "– (n < 2)"
-    return f"{100 * found.mean:+.2f} points [{100 * found.low:+.2f}, {100 * found.high:+.2f}] (n = {found.n})"
+    return found.in_points()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.choice import NOT_MEASURED
 from smoothout.lab.experiments.networks import RESNET44, configure, label
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import compare
+from smoothout.lab.runs import Record
 
 EPOCHS = 100
 BOTH = ("plain", "adasmoothout")
 ADA = ("adasmoothout",)
+FEWEST = 3  # runs a side, of which something is said
 
 # (what is varied, for which methods, settings; the strength in units of the preset's)
 FACTORS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
@@ -27,9 +35,37 @@ FACTORS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 
+class Case(NamedTuple):
+    """A factor's run of one method, and the baseline beside it."""
+
+    what: str
+    method: str
+    config: Config
+    baseline: Config
+
+
 def why(setting: Setting) -> Experiment:
-    rows: list[Row] = []
-    seen = set()
+    rows = [
+        Row(
+            label(RESNET44, RESNET44.large, case.method, f", {case.what}"),
+            case.config,
+            versus=None if case.method == "plain" else case.baseline,
+        )
+        for case in _cases(setting)
+    ]
+    notes = (f"{EPOCHS} epochs where no other number is named; each method is compared with the baseline of its row.",)
+    return Experiment(
+        "why",
+        "ResNet44: which factor makes the gain appear",
+        tuple(rows),
+        notes=notes,
+        compares_costs=True,
+        judge=partial(_judge, setting),
+    )
+
+
+def _cases(setting: Setting) -> list[Case]:
+    cases, seen = [], set()
     for what, methods, settings in FACTORS:
         how = {"epochs": EPOCHS, **settings}
         if "strength" in how:
@@ -38,12 +74,60 @@ def why(setting: Setting) -> Experiment:
         baseline = configure(setting, RESNET44, RESNET44.large, "plain", **baseline_how)
         for method in methods:
             config = configure(setting, RESNET44, RESNET44.large, method, **how)
-            if config in seen:  # a factor at the value that the preset has anyway
-                continue
-            seen.add(config)
-            versus = None if method == "plain" else baseline
-            rows.append(Row(label(RESNET44, RESNET44.large, method, f", {what}"), config, versus=versus))
-    notes = (f"{EPOCHS} epochs where no other number is named; each method is compared with the baseline of its row.",)
-    return Experiment(
-        "why", "ResNet44: which factor makes the gain appear", tuple(rows), notes=notes, compares_costs=True
+            if config not in seen:  # else a factor at the value that the preset has anyway
+                seen.add(config)
+                cases.append(Case(what, method, config, baseline))
+    return cases
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    cases = _cases(setting)
+    usual = cases[0].config
+    weaker = [
+        _verdict(f"The baseline is weaker: {case.what}", usual, case.config, records, _last, "weaker", signs=-1)
+        for case in cases
+        if case.method == "plain" and case.config != usual and case.config.epochs == usual.epochs
+    ]
+    gains = [
+        _verdict(f"AdaSmoothOut gains: {case.what}", case.baseline, case.config, records, _last, "gains")
+        for case in cases
+        if case.method != "plain"
+    ]
+    (ada,) = (case for case in cases if case.method != "plain" and case.what == cases[0].what)
+    reporting = _verdict(
+        "AdaSmoothOut gains more by reporting the best epoch of the test set than the baseline does",
+        ada.baseline,
+        ada.config,
+        records,
+        lambda record: record.best.test_accuracy - record.last.test_accuracy,
+        "holds",
     )
+    return (*weaker, reporting, *gains)
+
+
+def _verdict(
+    claim: str,
+    before: Config,
+    after: Config,
+    records: Records,
+    value: Callable[[Record], float],
+    yes: str,
+    signs: int = 1,
+) -> Verdict:
+    """Of a difference: a word for one in the sense of the claim, none or the opposite."""
+    groups = records.group(before), records.group(after)
+    if groups[0] is None or groups[1] is None:
+        return Verdict(claim, NOT_MEASURED, "")
+    found = compare(groups[0], groups[1], value)
+    if found is None or found.n < FEWEST:
+        return Verdict(claim, "too few runs", "" if found is None else found.in_points())
+    if not found.is_shown:
+        return Verdict(claim, "no difference measured", found.in_points())
+    return Verdict(claim, yes if found.mean * signs > 0 else "the opposite", found.in_points())
+
+
+def _last(record: Record) -> float:
+    return record.last.test_accuracy

@@ -98,6 +98,10 @@ class Difference:
         """Whether a difference may be claimed: at least three runs a side, and zero outside the interval."""
         return self.n >= 3 and (self.low > 0.0 or self.high < 0.0)  # neither if a value is not finite
 
+    def in_points(self) -> str:
+        """Of accuracies, for a sentence."""
+        return f"{100 * self.mean:+.2f} points [{100 * self.low:+.2f}, {100 * self.high:+.2f}] (n = {self.n})"
+
 
 def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Difference | None:
     """b − a, by Student's t: of the pairs, or after Welch. None with fewer than two values a side."""

@@ -1,0 +1,70 @@
+"""Whether a shorter run of ResNet44 ranks strengths and schedules as the row's 400 epochs do, on held-out images."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from scipy import stats
+
+from smoothout.lab.experiments.choice import DEEP_EPOCHS, HELD_OUT, NOT_MEASURED, USUAL, candidates, held_out
+from smoothout.lab.experiments.networks import RESNET44, label
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.runs import Record
+
+SHORT = (100,)
+FEWEST = 5  # pairs, to speak of an order
+SURE = 0.05
+
+
+def lengths(setting: Setting) -> Experiment:
+    rows: list[Row] = []
+    for epochs in SHORT:
+        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs)
+        rows.append(Row(label(RESNET44, RESNET44.large, "plain", f", {epochs} epochs"), baseline))
+        for row in _candidates(setting, epochs):
+            rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
+    return Experiment(
+        "lengths",
+        "ResNet44: whether shorter runs rank strengths and schedules alike",
+        tuple(rows),
+        notes=(f"Accuracies on {HELD_OUT:,} held-out training images; those of {DEEP_EPOCHS} epochs are in `choice`.",),
+        judge=partial(_judge, setting),
+    )
+
+
+def _candidates(setting: Setting, epochs: int) -> list[Row]:
+    """Of both methods."""
+    return [
+        row for method in USUAL for row in candidates(setting, RESNET44, RESNET44.large, method, {"epochs": epochs})
+    ]
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    return tuple(_verdict(setting, records, epochs) for epochs in SHORT)
+
+
+def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
+    claim = f"{epochs} epochs rank the candidates as {DEEP_EPOCHS} do"
+    pairs = [
+        (_gain(short, records), _gain(long, records))
+        for short, long in zip(_candidates(setting, epochs), _candidates(setting, DEEP_EPOCHS), strict=True)
+    ]
+    known = [(short, long) for short, long in pairs if short is not None and long is not None]
+    if len(known) < FEWEST:
+        return Verdict(claim, NOT_MEASURED, f"{len(known)} of {len(pairs)} candidates have both")
+    tau, p = stats.kendalltau(*zip(*known))
+    verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
+    gains = ", ".join(f"{short:+.2f} and {long:+.2f}" for short, long in known)
+    return Verdict(claim, verdict, f"Kendall's τ {tau:+.2f} (p = {p:.2g}); points against the baseline: {gains}")
+
+
+def _gain(row: Row, records: Records) -> float | None:
+    """In points, of means; None without runs of both."""
+    assert row.versus is not None
+    group, base = records.group(row.config), records.group(row.versus)
+    return None if group is None or base is None else 100 * (group.sample(_accuracy).mean - base.sample(_accuracy).mean)
+
+
+def _accuracy(record: Record) -> float:
+    return record.last.test_accuracy

@@ -1,0 +1,36 @@
+"""Whether shorter runs rank alike: the verdict follows the records."""
+
+from smoothout.lab.experiments import lengths
+from smoothout.lab.experiments.choice import DEEP_EPOCHS, held_out
+from smoothout.lab.experiments.networks import RESNET44
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Setting
+
+OURS = Setting("paper", "ours")
+
+
+def records(as_if_run, short, long):
+    """Gains over a baseline of 0.8, of all candidates."""
+    runs = []
+    for epochs, gains in ((lengths.SHORT[0], short), (DEEP_EPOCHS, long)):
+        runs.append(as_if_run(held_out(OURS, RESNET44, 2048, "plain", epochs=epochs), 0.8))
+        rows = lengths._candidates(OURS, epochs)
+        assert {row.config.epochs for row in rows} == {epochs}
+        runs += [as_if_run(row.config, 0.8 + gain) for row, gain in zip(rows, gains)]
+    return Records(runs)
+
+
+def verdict(as_if_run, short, long):
+    return lengths.lengths(OURS).judge(records(as_if_run, short, long))[0]
+
+
+def test_the_verdict_is_that_of_the_records(as_if_run):
+    gains = [0.001 * (5 * i % 14) for i in range(14)]
+    alike = verdict(as_if_run, gains, [2 * gain for gain in gains])
+    assert alike.verdict == "holds"
+    assert "τ +1.00" in alike.evidence
+    assert "+0.50 and +1.00" in alike.evidence
+    assert verdict(as_if_run, gains, [-gain for gain in gains]).verdict == "the opposite order"
+    mixed = [gains[i] for i in (1, 0, 3, 2, 13, 12, 5, 4, 11, 10, 7, 6, 9, 8)]
+    assert verdict(as_if_run, sorted(gains), mixed).verdict == "no order in common is shown"
+    assert verdict(as_if_run, gains[:4], gains[:4]).verdict == "not measured yet"

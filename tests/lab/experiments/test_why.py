@@ -1,0 +1,47 @@
+"""What the study of ResNet44 concludes: from records, with three runs a side, and nothing else."""
+
+from smoothout.lab.experiments import why
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Setting
+
+OURS = Setting("paper", "ours")
+
+
+def verdicts(as_if_run, accuracies, seeds=3):
+    """Verdicts by their claims; accuracies of the last epoch and of the best by factor and method, plus a little."""
+    runs = []
+    for case in why._cases(OURS):
+        if (case.what, case.method) in accuracies:
+            last, best = accuracies[case.what, case.method]
+            for seed in range(seeds):
+                little = 1e-4 * seed * (1 if case.method == "plain" else 2)
+                runs.append(as_if_run(case.config.with_seed(seed), last + little, best + little))
+    return {verdict.claim: verdict for verdict in why.why(OURS).judge(Records(runs))}
+
+
+def test_verdicts_follow_the_records(as_if_run):
+    preset, reset = "as the preset", "optimizer reset every epoch"
+    accuracies = {
+        (preset, "plain"): (0.90, 0.90),
+        (preset, "adasmoothout"): (0.89, 0.90),
+        (reset, "plain"): (0.88, 0.90),
+        (reset, "adasmoothout"): (0.895, 0.90),
+    }
+    found = verdicts(as_if_run, accuracies)
+    weaker = found[f"The baseline is weaker: {reset}"]
+    assert weaker.verdict == "weaker"
+    assert "-2.00 points [" in weaker.evidence
+    assert found[f"AdaSmoothOut gains: {preset}"].verdict == "the opposite"
+    assert found[f"AdaSmoothOut gains: {reset}"].verdict == "gains"
+    (reporting,) = (verdict for claim, verdict in found.items() if "best epoch" in claim)
+    assert reporting.verdict == "holds"
+    assert "+1.00 points" in reporting.evidence
+    assert found["The baseline is weaker: gradient clipped at 5"].verdict == "not measured yet"
+    two = verdicts(as_if_run, accuracies, seeds=2)
+    assert {two[claim].verdict for claim in (f"AdaSmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
+
+
+def test_no_factor_is_judged_by_another_length(as_if_run):
+    claims = verdicts(as_if_run, {})
+    assert not any("800 epochs" in claim and "weaker" in claim for claim in claims)
+    assert "AdaSmoothOut gains: 800 epochs" in claims
