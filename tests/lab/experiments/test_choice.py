@@ -75,3 +75,10 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
     assert (
         choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])).row == rows[5]
     )
+
+
+def test_no_preset_but_ours_chooses():
+    for name in ("choice", "lengths"):
+        rows = [EXPERIMENTS[name](replace(OURS, preset=preset)).rows for preset in ("paper", "ours")]
+        assert rows[0] == rows[1]
+        assert {row.config.preset for row in rows[0]} == {"ours"}

@@ -23,7 +23,7 @@ CASES = [((3, 2), (2, 8, 9, 9), 0), ((3, 2), (1, 3, 8, 7), 1), ((2, 2), (3, 5, 6
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
     here = Path(__file__)
-    command = [sys.executable, "-m", "pytest", here.name, "-k", "torch"]
+    command = [sys.executable, "-m", "pytest", here.name, "-k", "torch", "-m", "not gpu"]
     done = subprocess.run(
         command,
         cwd=here.parent,
@@ -59,6 +59,20 @@ def test_values_and_gradients_are_those_of_torch(window, shape, padding, dtype):
     expected.backward(dy.float())
     torch.testing.assert_close(y.float(), expected, rtol=0, atol=0)
     torch.testing.assert_close(x.grad.float(), reference.grad, rtol=1e-2 if dtype != torch.float32 else 1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@pytest.mark.parametrize("size", [32, 15])
+def test_at_the_shapes_of_c1_it_is_torchs(size):
+    x = images((513, 64, size, size), torch.bfloat16).requires_grad_()
+    y, expected = MaxPool(3, 2)(x), F.max_pool2d(x.detach().contiguous().requires_grad_(), 3, 2)
+    assert torch.equal(y, expected)
+    dy = torch.randn_like(y)
+    reference = x.detach().float().contiguous().requires_grad_()
+    F.max_pool2d(reference, 3, 2).backward(dy.float().contiguous())
+    y.backward(dy)
+    torch.testing.assert_close(x.grad.float(), reference.grad, rtol=1e-2, atol=1e-2)
 
 
 @needs_kernels

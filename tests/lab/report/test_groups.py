@@ -3,7 +3,8 @@
 import pytest
 from scipy import stats
 
-from smoothout.lab.report.groups import Difference, Sample, difference
+from smoothout.lab.config import resolve
+from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference
 
 
 def test_samples():
@@ -31,3 +32,14 @@ def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():
     infinite = difference([0.0, 0.0, 0.0], [1.0, 1.0, float("inf")], paired=True)
     assert infinite is not None
     assert not infinite.is_shown
+
+
+def test_a_baseline_is_of_the_preset_or_of_one_that_trains_alike():
+    def group(method, preset):
+        return Group(resolve(model="c1", dataset="cifar10", method=method, preset=preset), ())
+
+    noisy, paper, authors = group("smoothout", "ours"), group("plain", "paper"), group("plain", "authors")
+    assert baseline_of(noisy, [authors, paper]) is paper
+    own = group("plain", "ours")
+    assert baseline_of(noisy, [paper, own]) is own
+    assert baseline_of(noisy, [authors, noisy]) is None

@@ -84,11 +84,12 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("settings", [GHOST_NOISE, CASES["one draw"]], ids=["a draw a ghost", "one draw"])
 def test_ghosts_may_be_seen_in_several_passes(monkeypatch, settings, device):
-    expected = after_an_epoch(monkeypatch, "stacked", settings, device, 8)
+    epochs = 4 if device == "cuda" else 1  # from the third on in a graph
+    expected = after_an_epoch(monkeypatch, "stacked", settings, device, 8, epochs)
     monkeypatch.setattr(whole_step, "STACKS", 2)
     for streams in (1, 2):
         monkeypatch.setattr(whole_step, "STACK_STREAMS", streams)
-        assert_equal(after_an_epoch(monkeypatch, "stacked", settings, device, 8), expected)
+        assert_equal(after_an_epoch(monkeypatch, "stacked", settings, device, 8, epochs), expected)
 
 
 @pytest.mark.parametrize("settings", [CASES["plain"], GHOST_NOISE, CASES["noise on BatchNorm"]])

@@ -137,7 +137,10 @@ def _experiments(
     # Once is enough for what has no run, such as Figure 1, and for what is the same runs in several presets.
     different: dict[tuple[object, ...], tuple[Setting, Experiment]] = {}
     for setting, each in asked:
-        different.setdefault((each.name, *(row.config for row in each.rows)), (setting, each))
+        runs = [row.config for row in each.rows]
+        key = (each.name, *runs)
+        if key not in different or (runs and setting.preset == runs[0].preset):  # named after the preset they are of
+            different[key] = (setting, each)
     return list(different.values())
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from types import MappingProxyType
@@ -62,6 +62,7 @@ def _candidate(
 
 
 def choice(setting: Setting) -> Experiment:
+    setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for network, batch_size in PLACES:
         baseline = held_out(setting, network, batch_size, "plain")
@@ -88,9 +89,7 @@ def candidates(
     of = partial(_candidate, setting, network, batch_size, method, length=length)
     if network is RESNET44:
         rows = [of(factor) for factor in DEEP_FACTORS] + [of(factor, "linear") for factor in DEEP_RISING]
-        if setting.preset != "paper":  # there every draw is one a step
-            rows.append(of(1.0, "linear", ", one draw a step", draws="one"))
-        return rows
+        return [*rows, of(1.0, "linear", ", one draw a step", draws="one")]
     return [*robustness_rows(setting, network, batch_size, method), *(of(f, s) for s in SCHEDULES for f in (1.0, 2.0))]
 
 
@@ -122,7 +121,7 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
     seeds = tuple(sorted(set.intersection(*(set(group.seeds) for group in known))))
     if not rows or not seeds:
         return None
-    of_baseline, *accuracies = (_mean_accuracy(group, seeds) for group in known)
+    of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in known)
     highest = max(accuracies)
     return Best(rows[accuracies.index(highest)], highest, of_baseline, seeds)
 
@@ -150,5 +149,6 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def _mean_accuracy(group: Group, seeds: Sequence[int]) -> float:
+def mean_accuracy(group: Group, seeds: Collection[int]) -> float:
+    """On the images that it is judged on, after the last epoch."""
     return fmean(run.last.test_accuracy for run in group.records if run.config.seed in seeds)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from scipy import stats
 
-from smoothout.lab.experiments.choice import DEEP_EPOCHS, HELD_OUT, NOT_MEASURED, USUAL, candidates, held_out
+from smoothout.lab.experiments.choice import (
+    DEEP_EPOCHS,
+    HELD_OUT,
+    NOT_MEASURED,
+    USUAL,
+    candidates,
+    held_out,
+    mean_accuracy,
+)
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
-from smoothout.lab.runs import Record
 
 SHORT = (100,)
 FEWEST = 5  # pairs, to speak of an order
@@ -18,6 +26,7 @@ SURE = 0.05
 
 
 def lengths(setting: Setting) -> Experiment:
+    setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for epochs in SHORT:
         baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs)
@@ -47,10 +56,10 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
 def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
     claim = f"{epochs} epochs rank the candidates as {DEEP_EPOCHS} do"
     pairs = [
-        (_gain(short, records), _gain(long, records))
+        _gains(short, long, records)
         for short, long in zip(_candidates(setting, epochs), _candidates(setting, DEEP_EPOCHS), strict=True)
     ]
-    known = [(short, long) for short, long in pairs if short is not None and long is not None]
+    known = [pair for pair in pairs if pair is not None]
     if len(known) < FEWEST:
         return Verdict(claim, NOT_MEASURED, f"{len(known)} of {len(pairs)} candidates have both")
     tau, p = stats.kendalltau(*zip(*known))
@@ -59,12 +68,15 @@ def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
     return Verdict(claim, verdict, f"Kendall's τ {tau:+.2f} (p = {p:.2g}); points against the baseline: {gains}")
 
 
-def _gain(row: Row, records: Records) -> float | None:
-    """In points, of means; None without runs of both."""
-    assert row.versus is not None
-    group, base = records.group(row.config), records.group(row.versus)
-    return None if group is None or base is None else 100 * (group.sample(_accuracy).mean - base.sample(_accuracy).mean)
-
-
-def _accuracy(record: Record) -> float:
-    return record.last.test_accuracy
+def _gains(short: Row, long: Row, records: Records) -> tuple[float, float] | None:
+    """In points, over the seeds that both and their baselines have; None without one, or where a run diverged."""
+    configs = [config for row in (short, long) for config in (row.config, row.versus) if config is not None]
+    groups = [records.group(config) for config in configs]
+    known = [group for group in groups if group is not None]
+    if len(known) < len(groups) or any(found.failure for config in configs for found in records.seeds_of(config)):
+        return None
+    seeds = set.intersection(*(set(group.seeds) for group in known))
+    if not seeds:
+        return None
+    after, before, later, earlier = (mean_accuracy(group, seeds) for group in known)
+    return 100 * (after - before), 100 * (later - earlier)

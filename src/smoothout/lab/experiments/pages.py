@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from smoothout.lab.config import Config
@@ -30,12 +32,8 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     Args:
         only_measured: leave rows out of which there is no record, and tables of which every row stands in another.
     """
-    experiments = _with_something_new(experiments, records) if only_measured else experiments
-    sections = [
-        section
-        for setting, experiment in experiments
-        for section in paper.sections(experiment, setting, records, only_measured)
-    ]
+    of_each = [paper.sections(experiment, setting, records) for setting, experiment in experiments]
+    sections = list(chain(*(_measured(experiments, records) if only_measured else of_each)))
     is_tiny = any(setting.scale == "tiny" for setting, _ in experiments)
     presets = sorted({setting.preset for setting, _ in experiments})
     reading = Section("How to read the tables", (*paper.NOTES, *paper.preset_notes(presets)))
@@ -55,16 +53,24 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     return path
 
 
-def _with_something_new(experiments: Wanted, records: Records) -> Wanted:
-    """Those with a picture, or with a run that none before them has: presets and tables share many."""
+def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
+    """Of each experiment what was measured, and what none before it shows: presets and tables share many runs.
+
+    That is pictures, tables with another run, and verdicts on other runs of the preset.
+    """
     seen: set[Config] = set()
-    kept = []
+    judged: dict[str, set[Config]] = defaultdict(set)
+    made = []
     for setting, experiment in experiments:
         measured = {row.config for row in experiment.rows if records.seeds_of(row.config)}
-        if not measured <= seen or any(drawn(drawing, records) for drawing in experiment.drawings):
-            kept.append((setting, experiment))
+        own = {config for config in measured if config.preset == setting.preset}
+        shows = not measured <= seen or any(drawn(drawing, records) for drawing in experiment.drawings)
+        judges = experiment.judge is not None and not own <= judged[experiment.name]
+        how = {"only_measured": True, "with_table": shows}
+        made.append(paper.sections(experiment, setting, records, **how) if shows or judges else [])
         seen |= measured
-    return kept
+        judged[experiment.name] |= measured
+    return made
 
 
 def records_of(experiments: Wanted, records: Records) -> list[Record]:
@@ -77,12 +83,11 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
     """The tables of all that has been measured; which have nothing yet is said at the end."""
     sections: list[Section] = []
     unmeasured: dict[str, list[str]] = {}
+    # Pictures are for pages.
     without_pictures = [(setting, experiment) for setting, experiment in experiments if not experiment.drawings]
-    new = _with_something_new(without_pictures, records)  # pictures are for pages
-    for setting, experiment in without_pictures:
-        if (setting, experiment) in new:
-            sections += paper.sections(experiment, setting, records, only_measured=True)
-        elif not all(records.seeds_of(row.config) for row in experiment.rows):
+    for (setting, experiment), made in zip(without_pictures, _measured(without_pictures, records)):
+        sections += made
+        if not made and not all(records.seeds_of(row.config) for row in experiment.rows):
             unmeasured.setdefault(experiment.title, []).append(setting.preset)
     used = records_of(experiments, records)
     devices = ", ".join(sorted({record.provenance.device for record in used})) or "none"

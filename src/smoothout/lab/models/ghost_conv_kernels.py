@@ -36,8 +36,8 @@ class Tuning:
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
 IMAGES = {
-    4: Tuning(pixels=256, depth=64, warps=8, stages=3),
-    **dict.fromkeys((16, 32), Tuning(pixels=256, depth=16, warps=4, stages=4)),
+    4: Tuning(pixels=256, depth=64, warps=8, stages=2),
+    **dict.fromkeys((3, 16, 32), Tuning(pixels=256, depth=16, warps=4, stages=4)),
     64: Tuning(pixels=128, depth=16, warps=4, stages=3),
 }
 WEIGHTS = dict.fromkeys((16, 32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024))

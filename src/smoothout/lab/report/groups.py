@@ -125,11 +125,15 @@ def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference 
 
 
 def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
-    """The plain runs of the same data, network, batch size and preset."""
-    same = ("dataset", "model", "batch_size", "preset", "hold_out", "epochs")
-    for other in groups:
-        if other.config.method == "plain" and all(
-            getattr(other.config, name) == getattr(group.config, name) for name in same
-        ):
-            return other
+    """The plain runs of the same data, network, batch size and preset.
+
+    Where there are none of the preset, those of another that train in all else alike, as presets paper and ours do.
+    """
+    same = ("dataset", "model", "batch_size", "hold_out", "epochs")
+    alike = (*same, "ghost_batch_size", "ghost_by", "clip", "reset_optimizer_every_epoch", "optimizer", "lr", "report")
+    plain = [other for other in groups if other.config.method == "plain"]
+    for names in ((*same, "preset"), alike):
+        for other in plain:
+            if all(getattr(other.config, name) == getattr(group.config, name) for name in names):
+                return other
     return None

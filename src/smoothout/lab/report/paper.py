@@ -32,15 +32,22 @@ NOTES = (
 )
 
 
-def sections(experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False) -> list[Section]:
-    """The sections of one experiment in one preset; with `only_measured`, rows without a run are left out."""
+def sections(
+    experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False, with_table: bool = True
+) -> list[Section]:
+    """The sections of one experiment in one preset: a table with pictures, and verdicts.
+
+    Args:
+        only_measured: leave rows without a run out.
+        with_table: else only verdicts.
+    """
     is_tiny = setting.scale == "tiny"
     heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
     heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
     rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
     made = []
-    figures = drawings(experiment, records)
-    if rows or figures:
+    figures = drawings(experiment, records) if with_table else ()
+    if with_table and (rows or figures):
         cells = [_row(row, i, rows, records, setting) for i, row in enumerate(rows)]
         costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
         both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
