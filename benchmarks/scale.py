@@ -89,7 +89,7 @@ def measure(parameters: int, scale: str, rounds: int) -> list[dict[str, Any]]:
             "processor ms": summary(times[setup]["processor"]),
             "over one process": summary(t / one for t, one in zip(times[setup]["processor"], alone, strict=True)),
             "wall ms": summary(times[setup]["wall"]),
-            "bytes held": sum(t.nbytes for t in [*p._backups, *p._scratch.values()]),
+            "bytes held": sum(t.nbytes for t in [*p._backups, *p._foreach.scratch.values()]),
             "all-reduces": len(reduced[setup]),
             "bytes reduced": sum(reduced[setup]),
         }

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
-from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut
+from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut, Uniform
 from smoothout.perturb import Perturbation
 
 
@@ -157,6 +157,73 @@ def test_an_interrupt_before_the_noise_leaves_no_stale_state_dict(monkeypatch):
     with torch.no_grad():
         model.weight.fill_(7.0)
     assert (model.state_dict()["weight"] == 7).all()
+
+
+class FailsLater:
+    """Ones for the first parameters; what comes then is up to the test."""
+
+    def __init__(self, parameters, then):
+        self.left, self.then = parameters, then
+
+    def draw(self, parameter, generator):
+        self.left -= 1
+        if self.left < 0:
+            self.then()
+        return torch.ones_like(parameter)
+
+
+def test_a_failure_between_blocks_leaves_the_latest_weights():
+    """The backups of blocks that the draw did not come to are those of the step before."""
+
+    def fail():
+        raise OSError("no entropy")
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    noise = FailsLater(4 + 2, fail)
+    smooth = SmoothOut(model, noise=noise)
+    with smooth.perturbed():
+        pass
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    before = snapshot(model)
+    with pytest.raises(OSError, match="no entropy"), smooth.perturbed():
+        pytest.fail("must not be entered")
+    assert_same(model, before)
+    noise.left = 4
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    assert_same(model, before)
+
+
+def test_a_state_saved_in_the_midst_of_a_draw_is_clean():
+    """As the handler of a signal does: some blocks have noise then, and others no backup yet."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    clean = copy.deepcopy(model.state_dict())
+    saved = []
+    with SmoothOut(model, noise=FailsLater(2, lambda: saved.append(copy.deepcopy(model.state_dict())))).perturbed():
+        pass
+    assert len(saved) == 2
+    for state in saved:
+        assert all(torch.equal(state[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("noise", ["uniform", "rademacher", "gaussian"])
+def test_how_many_integers_are_drawn_ahead_does_not_change_the_noise(monkeypatch, noise):
+    model = nn.Sequential(nn.Linear(1400, 900), nn.Linear(900, 3))
+    expected = SmoothOut(model, noise=noise)._perturbation.draw(1.0, 3)
+    monkeypatch.setattr("smoothout.foreach.DRAWN_AHEAD", 1)
+    found = SmoothOut(model, noise=noise)._perturbation.draw(1.0, 3)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_a_derived_noise_fills_in_its_own_way():
+    class Half(Uniform):
+        def fill(self, out, generator):
+            out.fill_(0.5)
+
+    (theta, _) = SmoothOut(nn.Linear(4, 4), noise=Half())._perturbation.draw(1.0, 0)
+    assert (theta == 0.5).all()
 
 
 def test_a_failing_noise_leaves_clean_weights():

@@ -39,6 +39,14 @@ class Piece:
     whole_rows: int
     filter_groups: tuple[Any, ...]  # process groups over which a filter's squared norm adds up
 
+    def noise_in(self, raw: Tensor) -> Tensor:
+        """The noise of the weights: a view of the block's, which is flat."""
+        return raw[self.offset : self.offset + numel(self.shape)].view(self.shape)[self.window]
+
+    def rows_of(self, local: Tensor) -> Tensor:
+        """What stands beside the weights in a tensor with the local one's shape."""
+        return local.narrow(0, self.local_row, len(self.weights)) if self.weights.ndim else local
+
 
 @dataclass(frozen=True)
 class Block:
@@ -47,6 +55,12 @@ class Block:
     replica: int
     device: torch.device
     pieces: list[Piece]
+
+    def clean_rows(self, θ: list[Tensor]) -> Iterator[Tensor]:
+        """The rows of the pieces' noise that must be zero."""
+        for piece, values in zip(self.pieces, θ):
+            if piece.layout.clean_row is not None and 0 <= piece.layout.clean_row - piece.first_row < len(values):
+                yield values[piece.layout.clean_row - piece.first_row]
 
 
 def cut_into_blocks(
@@ -142,7 +156,8 @@ def filter_factors(pieces: list[Piece], θ: list[Tensor], strength: float, epsil
     if epsilon:
         norms_θ = torch._foreach_add(norms_θ, epsilon)
     torch._foreach_mul_(norms_w, strength)
-    torch._foreach_div_(norms_w, torch._foreach_clamp_min(norms_θ, filters.SMALLEST_NORM))
+    torch._foreach_clamp_min_(norms_θ, filters.SMALLEST_NORM)
+    torch._foreach_div_(norms_w, norms_θ)
     return norms_w
 
 

@@ -60,10 +60,11 @@ def filter_norms(tensor: Tensor, layout: FilterLayout, dtype: torch.dtype | None
     Filters that span several ranks add up `squared_sums` instead.
     """
     dtype = precision(tensor) if dtype is None else dtype
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     if layout.axis == "element":
-        return tensor.detach().to(dtype).abs()
+        return tensor.to(dtype).abs()
     if layout.axis == 0:
-        return torch.linalg.vector_norm(tensor.detach(), dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
+        return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
     return spread(squared_sums(tensor, layout, dtype=dtype).sqrt(), tensor, layout)
 
 

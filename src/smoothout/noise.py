@@ -38,43 +38,66 @@ class _ElementwiseNoise:
 
 
 _own = threading.local()  # each thread's bit generator: to make one takes as long as to fill a small tensor
+_COUNT_FROM_1 = struct.pack("<Q", 1)
 
 
-def _fill_with_random_int16(out: Tensor, generator: torch.Generator) -> None:
-    """Independent uniform integers in [−2¹⁵, 2¹⁵), four out of each 64-bit word: a sixth of the cost of `uniform_`.
-
-    The words come from SFC64, twice as fast as torch's Mersenne twister. Its state is a hash of the generator's own
-    seed, all 64 bits of it (the twister uses 32), and of a draw, so that the generator moves on.
+def state_of_words(generator: torch.Generator) -> bytes:
+    """Where the words of `random_int16` start: a hash of the generator's own seed, all 64 bits of it (torch's Mersenne
+    twister uses 32), and of a draw, so that the generator moves on.
     """
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     key = struct.pack("<Qq", generator.initial_seed() % 2**64, int(draw))
-    state = np.frombuffer(hashlib.blake2b(key, digest_size=24).digest(), dtype="<u8")
+    return hashlib.blake2b(key, digest_size=24).digest() + _COUNT_FROM_1  # the fourth word of the state counts
+
+
+def random_int16(count: int, state: bytes) -> Tensor:
+    """Independent uniform integers in [−2¹⁵, 2¹⁵), four out of each 64-bit word: a sixth of the cost of `uniform_`.
+
+    The words come from SFC64, twice as fast as torch's Mersenne twister.
+    """
     if not hasattr(_own, "bits"):
         _own.bits = np.random.SFC64(0)
-    counted = {"state": np.append(state, np.uint64(1))}  # the fourth word counts
-    _own.bits.state = {"bit_generator": "SFC64", "state": counted, "has_uint32": 0, "uinteger": 0}
-    words = _own.bits.random_raw((out.numel() + 3) // 4)
-    out.copy_(torch.from_numpy(words.view(np.int16))[: out.numel()])
+    words = {"state": np.frombuffer(state, dtype="<u8")}
+    _own.bits.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
+    return torch.from_numpy(_own.bits.random_raw((count + 3) // 4).view(np.int16)[:count])
+
+
+class MadeOfInt16(_ElementwiseNoise):
+    """Noise that on a CPU is made of random integers, which can be drawn before there is room for the noise."""
+
+    def make(self, integers: Tensor, out: Tensor) -> None:
+        """Turn integers of `random_int16` into raw values."""
+        raise NotImplementedError
+
+    def fill(self, out: Tensor, generator: torch.Generator) -> None:
+        if out.device.type == "cpu":
+            self.make(random_int16(out.numel(), state_of_words(generator)), out)
+        else:
+            self.fill_on_device(out, generator)
+
+    def fill_on_device(self, out: Tensor, generator: torch.Generator) -> None:
+        """`fill` elsewhere than on a CPU."""
+        raise NotImplementedError
 
 
 _HALF_A_STEP = torch.tensor(2.0**-16, device="cpu")
 
 
 @dataclass(frozen=True)
-class Uniform(_ElementwiseNoise):
+class Uniform(MadeOfInt16):
     """n ~ U(−1, 1), so that θ = a·n is the paper's U(−a, a); variance ⅓.
 
     On a CPU the values are the 65,536 midpoints of a regular grid on (−1, 1), which has the same mean and, to 2e−10,
     the same variance.
     """
 
-    def fill(self, out: Tensor, generator: torch.Generator) -> None:
-        if out.device.type == "cpu":
-            _fill_with_random_int16(out, generator)
-            # (k + ½)·2⁻¹⁵ in one pass, and exact
-            torch.add(_HALF_A_STEP, out, alpha=2.0**-15, out=out)
-        else:
-            out.uniform_(-1.0, 1.0, generator=generator)
+    def make(self, integers: Tensor, out: Tensor) -> None:
+        out.copy_(integers)
+        # (k + ½)·2⁻¹⁵ in one pass, and exact
+        torch.add(_HALF_A_STEP, out, alpha=2.0**-15, out=out)
+
+    def fill_on_device(self, out: Tensor, generator: torch.Generator) -> None:
+        out.uniform_(-1.0, 1.0, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -86,15 +109,14 @@ class Gaussian(_ElementwiseNoise):
 
 
 @dataclass(frozen=True)
-class Rademacher(_ElementwiseNoise):
+class Rademacher(MadeOfInt16):
     """n = ±1 with equal probability."""
 
-    def fill(self, out: Tensor, generator: torch.Generator) -> None:
-        if out.device.type == "cpu":
-            _fill_with_random_int16(out, generator)
-            out.add_(0.5).sign_()
-        else:
-            out.bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+    def make(self, integers: Tensor, out: Tensor) -> None:
+        out.copy_(integers).add_(0.5).sign_()
+
+    def fill_on_device(self, out: Tensor, generator: torch.Generator) -> None:
+        out.bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,14 @@
 """Draw θ, back up w, apply, restore: the one place that writes to weights.
 
 It works on detached tensors and needs no `torch.no_grad()`, which an interrupt at the wrong moment leaves switched on.
-
-Raw noise comes in blocks (see `blocks`), each from a generator seeded with (seed, step, draw, replica, block): many
-tensors take few kernels, and scratch memory is one block.
 """
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
-import struct
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +18,9 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
-from smoothout.blocks import Block, Piece, cut_into_blocks, filter_factors, numel
+from smoothout.blocks import cut_into_blocks
 from smoothout.filters import FilterLayout, filter_layout
+from smoothout.foreach import Foreach
 from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
 from smoothout.noise import Bernoulli, Noise
 from smoothout.select import Selected
@@ -61,18 +56,20 @@ class Perturbation:
         self.active = False  # a backup is held; what is in the weights may be noisy
         self.noisy = False  # a draw was added
         self._fused: Fused | None = None  # draws, where it can; else foreach does
-        self._fused_backup = False
+        self._backed_up_by_draw = False
         self._position = (0.0, 0)
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._scratch: dict[torch.device, Tensor] = {}
         self._state_dict_hook = StateDictHook([], Hook(nothing))
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
         self._sharded_modules = sharding.sharded_modules(model)
         self._refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles find their tensors again: views would be stored with all of what they are views of."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_blocks", "_foreach")} | {"_addresses": []}
 
     @property
     def generator_kind(self) -> str:
@@ -85,12 +82,13 @@ class Perturbation:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
             self._refresh()
-            if self._fused is not None and strength != 0.0:
-                self._fused.at(self.seed, step, strength)  # its one launch will back up too
-                self._fused_backup = True
-            else:
+            if strength == 0.0:
                 torch._foreach_copy_(self._backups, self._weights)
-                self._fused_backup = False
+            elif self._fused is not None:
+                self._fused.at(self.seed, step, strength)
+            # A draw backs up on its way: the fused one in its launch, the other block by block.
+            self._foreach.forget_backups()
+            self._backed_up_by_draw = strength != 0.0
         self._versions = [p._version for p in self._parameters]
         self.noisy = False
         self._stepped = set()
@@ -115,8 +113,7 @@ class Perturbation:
                     (self._fused.apply if back_up else self._fused.add)(draw, sign)
                     increment_version(self._weights)  # autograd does not see what a kernel of ours writes
                 else:
-                    for pieces, θ in self._noise(sign * strength, step, draw):
-                        torch._foreach_add_([piece.weights for piece in pieces], θ)
+                    (self._foreach.apply if back_up else self._foreach.add)(self.seed, sign * strength, step, draw)
             self._after_write()
         except BaseException:
             self._copy_back()
@@ -188,11 +185,13 @@ class Perturbation:
 
     def _copy_back(self) -> None:
         with _outside_inference_mode():
-            if self._fused is not None and self._fused_backup:
+            if not self._backed_up_by_draw:
+                torch._foreach_copy_(self._weights, self._backups)
+            elif self._fused is not None:
                 self._fused.restore()  # nothing, if an interrupt came before the launch that backs up
                 increment_version(self._weights)
             else:
-                torch._foreach_copy_(self._weights, self._backups)
+                self._foreach.restore()  # the blocks that an interrupt let it come to
         self._after_write()
         self.keep()
 
@@ -217,6 +216,8 @@ class Perturbation:
         """`state_dict()` while noise is applied: clones of the backups take the place of noisy weights."""
         if not self.active:  # an interrupt came between the hook and the noise
             return
+        if self._backed_up_by_draw:  # a signal's handler may save in the midst of a draw
+            self._foreach.complete_backups()
         for slot, index in self._slots[owner]:
             if prefix + slot in state:
                 state[prefix + slot] = sharding.like(self._parameters[index], self._backups[index].clone())
@@ -232,10 +233,8 @@ class Perturbation:
             self._fused.at(self.seed, step, strength)
             return self._fused.noise(draw)
         result = [torch.zeros(w.shape, dtype=filters.precision(w), device=w.device) for w in self._weights]
-        for pieces, θ in self._noise(strength, step, draw):
-            for piece, values in zip(pieces, θ):
-                rows = slice(piece.local_row, piece.local_row + len(values)) if values.ndim else ...
-                result[piece.parameter][rows] = values
+        for piece, values in self._foreach.noise(self.seed, strength, step, draw):
+            piece.rows_of(result[piece.parameter]).copy_(values)
         return result
 
     def set_position(self, strength: float, step: int) -> None:
@@ -270,49 +269,6 @@ class Perturbation:
             torch._foreach_copy_(destinations, torch._foreach_add(θ, self._weights))
         increment_version(destinations)
 
-    def _noise(self, strength: float, step: int, draw: int) -> Iterator[tuple[list[Piece], list[Tensor]]]:
-        """Block by block, the scaled noise of its pieces: views of scratch memory that the next block overwrites."""
-        for block in self._blocks:
-            raw = self._raw(block, step, draw)
-            θ = [raw[p.offset : p.offset + numel(p.shape)].view(p.shape)[p.window] for p in block.pieces]
-            for piece, values in zip(block.pieces, θ):
-                row = -1 if piece.layout.clean_row is None else piece.layout.clean_row - piece.first_row
-                if 0 <= row < len(values):
-                    values[row] = 0.0
-            if isinstance(self.scale, filters.Filter):
-                factors = filter_factors(block.pieces, θ, strength, self.scale.epsilon)
-                # In place if it can be: the noise of double-precision weights is scaled in double precision.
-                if all(factor.dtype == torch.float32 for factor in factors):
-                    torch._foreach_mul_(θ, factors)
-                else:
-                    θ = list(torch._foreach_mul(θ, factors))
-            else:
-                if isinstance(self.scale, filters.Weight):
-                    torch._foreach_mul_(θ, [piece.weights for piece in block.pieces])
-                raw.mul_(strength)
-            yield block.pieces, θ
-
-    def _raw(self, block: Block, step: int, draw: int) -> Tensor:
-        """A block of raw noise n in fp32, flat."""
-        key = struct.pack("<5q", self.seed, step, draw, block.replica, block.index)
-        if block.device not in self._generators:
-            self._generators[block.device] = torch.Generator(block.device)
-        generator = self._generators[block.device]
-        generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True))
-        if hasattr(self.noise, "fill"):
-            raw = self._scratch[block.device][: block.elements]
-            self.noise.fill(raw, generator)
-            return raw
-        (piece,) = block.pieces
-        parameter = sharding.whole(self._parameters[piece.parameter])
-        raw = self.noise.draw(parameter, generator)
-        if raw.shape != parameter.shape:
-            raise ValueError(
-                f"noise {self.noise!r} drew a tensor of shape {tuple(raw.shape)} for "
-                f"{self.selected[piece.parameter].name}, whose shape is {tuple(parameter.shape)}"
-            )
-        return raw.detach().to(block.device, torch.float32, copy=True).reshape(-1)
-
     # ---- where everything is -----------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
@@ -339,10 +295,7 @@ class Perturbation:
         share = hasattr(self.noise, "fill")
         cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, share)
         self._blocks = [] if self._fused is not None else cut
-        self._scratch = {}
-        for block in self._blocks:
-            largest = max(block.elements, len(self._scratch.get(block.device, ())))
-            self._scratch[block.device] = torch.empty(largest, dtype=torch.float32, device=block.device)
+        self._foreach = Foreach(self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale)
 
     def _owners_of_parameters(self) -> dict[nn.Module, list[tuple[str, int]]]:
         """Every module that holds a perturbed parameter, tied ones under each of their names."""
