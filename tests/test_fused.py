@@ -250,3 +250,20 @@ def test_draws_on_parallel_streams():
     torch.cuda.synchronize()
     for draw, mine in enumerate(copies):
         assert_equal(mine, [w + t for w, t in zip(p.local_weights, p.draw(0.2, 3, draw))])
+
+
+@needs_kernels
+def test_weights_that_share_memory_are_left_to_the_plain_path():
+    """One launch backs up and adds: of two on the same memory one would back up the other's noise."""
+    first, second = (nn.Linear(8, 8, bias=False, device=DEVICE) for _ in range(2))
+    second.weight = nn.Parameter(first.weight.data)
+    before = first.weight.detach().clone()
+    smooth = SmoothOut(nn.Sequential(first, second), strength=0.1)
+    assert smooth.perturbation.generator_kind != "fused"
+    with smooth.perturbed():
+        assert not torch.equal(first.weight, before)
+    assert torch.equal(first.weight, before)
+    second.weight = nn.Parameter(second.weight.detach().clone())
+    with smooth.perturbed():
+        assert smooth.perturbation.generator_kind == "fused"
+    assert torch.equal(first.weight, before)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
 from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut, Uniform
+from smoothout.blocks import overlap
 from smoothout.perturb import Perturbation
 
 
@@ -119,6 +120,32 @@ def test_memory_format_does_not_change_the_noise():
         assert torch.equal(model.weight, other.weight)
     with AdaSmoothOut(model).perturbed(), AdaSmoothOut(other).perturbed():  # norms add up in another order
         torch.testing.assert_close(model.weight, other.weight, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [SmoothOut, AdaSmoothOut])
+def test_weights_that_share_memory_restore_exactly(kind):
+    """Not tied, which is one parameter under two names, but two parameters on the same memory, in several blocks."""
+    first, second, third = (nn.Linear(800, 800, bias=False) for _ in range(3))
+    second.weight = nn.Parameter(first.weight.data)
+    third.weight = nn.Parameter(first.weight.data[100:300])
+    model = nn.Sequential(first, nn.Linear(800, 700), second, third)
+    before = [p.detach().clone() for p in model.parameters()]
+    smooth = kind(model, strength=0.1)
+    for _ in range(2):
+        with smooth.perturbed():
+            assert not torch.equal(first.weight, before[0])
+        assert all(map(torch.equal, model.parameters(), before))
+    with smooth.samples(2) as draws:
+        for _ in draws:
+            pass
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_weights_side_by_side_do_not_share_memory():
+    memory = torch.zeros(12)
+    assert not overlap([memory[4:8], memory[:4], memory[8:], torch.zeros(0)])
+    assert overlap([memory[:5], memory[8:], memory[4:8]])
+    assert overlap([memory, memory[2:3], memory[6:7]])
 
 
 def test_an_interrupt_while_noise_is_added_or_removed_leaves_clean_weights():

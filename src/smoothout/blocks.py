@@ -8,7 +8,7 @@ numbers of the unsharded tensor.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,20 @@ class Block:
         for piece, values in zip(self.pieces, θ):
             if piece.layout.clean_row is not None and 0 <= piece.layout.clean_row - piece.first_row < len(values):
                 yield values[piece.layout.clean_row - piece.first_row]
+
+
+def overlap(tensors: Iterable[Tensor]) -> bool:
+    """Whether some lie on one another, by the stretches that they span: `nn.Parameter(other.data)` makes such.
+
+    They must all be backed up before the first takes noise, or a backup has noise in it.
+    """
+    ends: dict[torch.device, int] = {}
+    for tensor in sorted((t for t in tensors if t.numel()), key=Tensor.data_ptr):
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        if tensor.data_ptr() < ends.get(tensor.device, 0):
+            return True
+        ends[tensor.device] = tensor.data_ptr() + span * tensor.element_size()
+    return False
 
 
 def cut_into_blocks(

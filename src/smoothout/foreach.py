@@ -42,6 +42,7 @@ class Foreach:
         blocks: of the tensors that take noise.
         selected: the parameters that the blocks' pieces count.
         weights, backups: all local tensors in the order of `selected`, and beside each one with its shape.
+        overlap: some weights share memory.
         noise, scale: raw noise and how it is scaled.
     """
 
@@ -53,7 +54,9 @@ class Foreach:
         backups: list[Tensor],
         noise: Noise,
         scale: filters.Scale,
+        overlap: bool,
     ) -> None:
+        self._overlap = overlap
         self._selected, self._weights, self._backups = selected, weights, backups
         self._noise, self._scale = noise, scale
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -82,9 +85,13 @@ class Foreach:
 
     def apply(self, seed: int, strength: float, step: int, draw: int) -> None:
         """backup ← w, w ← w + θ, block by block: the norms and the sum find the weights in a cache."""
+        if self._overlap:  # one block's weights may be another's
+            torch._foreach_copy_(self._backups, self._weights)
+            self._backed_up = len(self._jobs)
         for number, (job, raw, θ) in enumerate(self._raw((seed, step, draw))):
-            torch._foreach_copy_(job.backups, job.weights)
-            self._backed_up = number + 1  # before the sum: an interrupt between them does no harm
+            if not self._overlap:
+                torch._foreach_copy_(job.backups, job.weights)
+                self._backed_up = number + 1  # before the sum: an interrupt between them does no harm
             torch._foreach_add_(job.weights, self._scaled(job, raw, θ, strength))
 
     def add(self, seed: int, strength: float, step: int, draw: int) -> None:

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
-from smoothout.blocks import cut_into_blocks
+from smoothout.blocks import cut_into_blocks, overlap
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
 from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
@@ -290,12 +290,15 @@ class Perturbation:
         self._state_dict_hook.remove()
         self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
-        self._fused = self._fuse(shards, layouts)
+        overlaps = overlap(self._weights)
+        self._fused = None if overlaps else self._fuse(shards, layouts)
         # A user's own noise draws parameter by parameter.
         share = hasattr(self.noise, "fill")
         cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, share)
         self._blocks = [] if self._fused is not None else cut
-        self._foreach = Foreach(self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale)
+        self._foreach = Foreach(
+            self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale, overlaps
+        )
 
     def _owners_of_parameters(self) -> dict[nn.Module, list[tuple[str, int]]]:
         """Every module that holds a perturbed parameter, tied ones under each of their names."""
