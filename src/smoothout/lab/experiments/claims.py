@@ -50,7 +50,7 @@ def _robustness(setting: Setting) -> list[Row]:
         baseline = held_out(setting, C1, batch_size, "plain")
         rows.append(Row(label(C1, batch_size, "plain", ", held out"), baseline))
         rows += robustness_rows(setting, C1, batch_size, "smoothout")
-    return [replace(row, note="judged on held-out images") for row in rows]
+    return [replace(row, note="held-out images, preset ours") for row in rows]
 
 
 def _dropout(setting: Setting) -> list[Row]:

@@ -28,8 +28,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    """Figures, or sentences (`prose`), whose cells are wrapped."""
+
     header: tuple[str, ...]
     rows: tuple[Row, ...]
+    prose: bool = False
 
     def to_markdown(self) -> str:
         """The same table for a text file."""

@@ -69,8 +69,8 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
     group = records.group(row.config)
     starts = i > 0 and _block(row) != _block(rows[i - 1])
     shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
-    notes = "; ".join(filter(None, (row.note, shared)))
-    name = Cell(row.label + (f" ({notes})" if notes else ""))
+    note = row.note or shared
+    name = Cell(row.label + (f" ({note})" if note else ""))
     paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
     # The nearest above: at tiny scale several rows have the same configuration.
     versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
@@ -180,13 +180,12 @@ def _paper_sharpness(row: Row) -> Cell:
 
 
 def _verdicts(experiment: Experiment, heading: str, records: Records) -> Section:
-    """In sentences: claims and evidence are too long for cells."""
     assert experiment.judge is not None
-    sentences = tuple(
-        f"Claim: {each.claim}. Verdict: {each.verdict}{f' ({each.evidence})' if each.evidence else ''}."
+    rows = tuple(
+        page.Row((Cell(each.claim), Cell(each.verdict), Cell(each.evidence, "faint")))
         for each in experiment.judge(records)
     )
-    return Section(f"{heading}: verdicts", sentences)
+    return Section(f"{heading}: verdicts", table=Table(("claim", "verdict", "evidence"), rows, prose=True))
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------------
