@@ -1,18 +1,10 @@
 """Tensors for the tests of the fused kernels, and kernels for them."""
 
-import os
-
-import pytest
 import torch
 
+from interpreter import DEVICE, INTERPRETED
 from smoothout import Uniform, filters
 from smoothout.filters import FilterLayout
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
-needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
-
 
 # Every way that the kernels have to do a part: (shape, layout).
 TENSORS = {

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kernel_cases import DEVICE, assert_equal, kernels_for, needs_cuda, needs_kernels, noise_of, rounded, weights
+from interpreter import DEVICE, needs_cuda, needs_kernels
+from kernel_cases import assert_equal, kernels_for, noise_of, rounded, weights
 from smoothout import AdaSmoothOut, Bernoulli, Gaussian, Rademacher, SmoothOut, Uniform, filters
 from smoothout.filters import FilterLayout
 

@@ -4,22 +4,16 @@ Triton decides when it is imported whether it interprets. So `test_in_the_interp
 process of its own, and `test_fused.py` too; the tests below it run only there or on CUDA.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from interpreter import DEVICE, needs_cuda, needs_kernels, outside_the_interpreter, passes_in_the_interpreter, python
 from kernel_cases import (
-    DEVICE,
-    INTERPRETED,
     TENSORS,
     assert_equal,
     kernels_for,
-    needs_cuda,
-    needs_kernels,
     noise_of,
     philox,
     rounded,
@@ -39,31 +33,22 @@ LAUNCHES = [{}, {"tile": 1024, "warps": 2}, {"tile": 4096, "cache": "streaming",
 ON_CUDA = "import sys, torch, pytest; torch.set_default_device('cuda'); sys.exit(pytest.main(sys.argv[1:]))"
 
 
-def run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=HERE, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
-    environment = {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    chosen = ("-m", "not gpu", "-k", "not importing")
-    assert "passed" in run("-m", "pytest", Path(__file__).name, "test_fused.py", *chosen, **environment)
+    passes_in_the_interpreter(__file__, HERE / "test_fused.py")
 
 
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("file", SUITE)
 def test_the_property_suite_on_cuda(file):
-    assert "passed" in run("-c", ON_CUDA, file, "-k", NOT_OF_THE_KERNELS)
+    assert "passed" in python("-c", ON_CUDA, str(HERE / file), "-k", NOT_OF_THE_KERNELS)
 
 
 def test_importing_smoothout_does_not_import_triton():
-    run("-c", "import sys, smoothout; assert not {'triton', 'smoothout.fused', 'smoothout.kernels'} & set(sys.modules)")
+    python(
+        "-c", "import sys, smoothout; assert not {'triton', 'smoothout.fused', 'smoothout.kernels'} & set(sys.modules)"
+    )
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------

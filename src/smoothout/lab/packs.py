@@ -30,7 +30,7 @@ def pack(runs: Iterable[Path], root: Path) -> str:
         for path in sorted((run / measurements.FOLDER).glob("*.json")):
             files[f"{measurements.FOLDER}/{path.name}"] = json.loads(path.read_text())
         name = str(run.relative_to(root))
-        line = json.dumps({"run": name, "metrics": columns, "files": files})
+        line = json.dumps({"run": name, "metrics": columns, "files": files}, separators=(",", ":"))
         line = _OTHER_PLACE.sub(lambda place: f"--{place[1]} {place[1].upper()}", line)
         lines.append(_ABSOLUTE_OUT.sub(f"--out {name}", line))
     return "\n".join(lines) + "\n"

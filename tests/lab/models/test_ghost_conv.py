@@ -1,29 +1,22 @@
 """Convolutions and BatchNorm of all ghosts at once, against a loop over ghosts: in the interpreter, and on CUDA."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from interpreter import (
+    DEVICE,
+    needs_cuda,
+    needs_kernels,
+    outside_the_interpreter,
+    passes_in_the_interpreter,
+)
 from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, why_no_kernels
 from smoothout.lab.models.stacked_norm import stacked_norm
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
-needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    command = [sys.executable, "-m", "pytest", __file__, "-m", "not gpu"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout
+    passes_in_the_interpreter(__file__)
 
 
 def images(*shape, dtype=torch.float32):

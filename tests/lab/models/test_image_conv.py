@@ -1,31 +1,21 @@
 """Our convolution of images of three channels is torch's: in Triton's interpreter here, on CUDA where there is one."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
+from interpreter import DEVICE, needs_cuda, needs_kernels, outside_the_interpreter, passes_in_the_interpreter
 from smoothout.lab.models.image_conv import image_conv
 from smoothout.lab.models.registry import build
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter multiplies no matrices in bf16
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    command = [sys.executable, "-m", "pytest", __file__, "-m", "not gpu"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    passes_in_the_interpreter(__file__)
 
 
 def layer(channels=3, **settings):
@@ -63,7 +53,7 @@ def test_result_and_gradients_are_those_of_torch(settings):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("batch", [256, 1001])
 def test_at_the_shape_of_c1_it_is_as_near_to_fp32_as_cudnn(batch):
     conv = nn.Conv2d(3, 64, 5, padding=2, bias=False, device="cuda").to(memory_format=torch.channels_last)

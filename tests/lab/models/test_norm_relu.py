@@ -1,46 +1,33 @@
-"""The fused ReLU(BatchNorm(x) + residual): in Triton's interpreter, and on CUDA where there is one.
-
-Triton decides when it is imported whether it interprets, so `test_in_the_interpreter` runs this file once more, in a
-process of its own.
-"""
+"""The fused ReLU(BatchNorm(x) + residual): in Triton's interpreter, and on CUDA where there is one."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from interpreter import (
+    DEVICE,
+    INTERPRETED,
+    needs_cuda,
+    needs_kernels,
+    outside_the_interpreter,
+    passes_in_the_interpreter,
+    python,
+)
 from smoothout.lab.models import build
 from smoothout.lab.models import norm_relu as module
 from smoothout.lab.models.norm_relu import norm_relu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
-needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 
-
-def run(*command, **environment):
-    done = subprocess.run(
-        [sys.executable, *command], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
-    environment = {"TRITON_INTERPRET": "1", "SMOOTHOUT_KERNELS": "fused"}
-    assert "passed" in run("-m", "pytest", __file__, "-m", "not gpu", "-k", "not importing", **environment)
+    passes_in_the_interpreter(__file__)
 
 
 def test_importing_the_models_does_not_import_triton():
-    run("-c", "import sys, smoothout.lab.models as m; m.build('resnet20'); assert 'triton' not in sys.modules")
+    python("-c", "import sys, smoothout.lab.models as m; m.build('resnet20'); assert 'triton' not in sys.modules")
 
 
 # ---- against torch ---------------------------------------------------------------------------------------------------

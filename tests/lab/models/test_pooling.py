@@ -1,40 +1,18 @@
 """Our max-pooling is torch's: in Triton's interpreter here, on CUDA where there is one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn import functional as F
 
+from interpreter import DEVICE, needs_cuda, needs_kernels, outside_the_interpreter, passes_in_the_interpreter
 from smoothout.lab.models.pooling import MaxPool, _Pool
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-needs_kernels = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="neither CUDA nor the interpreter here")
-
 
 CASES = [((3, 2), (2, 8, 9, 9), 0), ((3, 2), (1, 3, 8, 7), 1), ((2, 2), (3, 5, 6, 6), 0), ((3, 1), (2, 4, 5, 5), 1)]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@outside_the_interpreter
 def test_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed; it interprets on a CPU too: pip install triton")
-    here = Path(__file__)
-    command = [sys.executable, "-m", "pytest", here.name, "-k", "torch", "-m", "not gpu"]
-    done = subprocess.run(
-        command,
-        cwd=here.parent,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout.splitlines()[-1]
+    passes_in_the_interpreter(__file__)
 
 
 def images(shape, dtype=torch.float32):
@@ -62,7 +40,7 @@ def test_values_and_gradients_are_those_of_torch(window, shape, padding, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("size", [32, 15])
 def test_at_the_shapes_of_c1_it_is_torchs(size):
     x = images((513, 64, size, size), torch.bfloat16).requires_grad_()

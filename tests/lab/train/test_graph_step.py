@@ -30,7 +30,8 @@ def test_graphs_train_as_the_plain_loop_does(tmp_path, settings):
     train(config, tmp_path / "graphs", quiet)
     train(config, tmp_path / "plain", replace(quiet, cuda_graphs=False))
     for graphs, plain in zip(load_run(tmp_path / "graphs").metrics, load_run(tmp_path / "plain").metrics):
-        assert graphs.train_loss == pytest.approx(plain.train_loss, rel=5e-3)
+        # Sums in another order: what differs grows with training.
+        assert graphs.train_loss == pytest.approx(plain.train_loss, rel=2e-3 * graphs.epoch)
         assert graphs.test_loss == pytest.approx(plain.test_loss, rel=2e-2)
 
 
