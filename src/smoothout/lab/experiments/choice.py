@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure_as_given, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
 from smoothout.lab.report.groups import Group
 
 HELD_OUT = 5000
@@ -23,7 +22,6 @@ SCHEDULES = ("linear", "tanh")  # beside the constant one, at once and twice the
 DEEP_EPOCHS = 400
 DEEP_FACTORS, DEEP_RISING = (0.25, 0.5, 1.0), (0.5, 1.0, 2.0)
 PLACES = ((F1, F1.small), (F1, F1.large), (C1, C1.small), (C1, C1.large), (RESNET44, RESNET44.large))
-NOT_MEASURED = "not measured yet"
 
 
 def held_out(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
@@ -48,9 +46,10 @@ def _candidate(
     factor: float,
     schedule: str = "constant",
     more: str = "",
-    length: Mapping[str, int] = MappingProxyType({}),
+    epochs: int | None = None,
     **settings: Any,
 ) -> Row:
+    length = {} if epochs is None else {"epochs": epochs}
     strength = USUAL[method] * factor
     told = "" if schedule == "constant" else f", {schedule}"
     settings = {"strength": strength, "strength_schedule": schedule, **settings, **length}
@@ -79,14 +78,10 @@ def choice(setting: Setting) -> Experiment:
 
 
 def candidates(
-    setting: Setting, network: Network, batch_size: int, method: str, length: Mapping[str, int] = MappingProxyType({})
+    setting: Setting, network: Network, batch_size: int, method: str, epochs: int | None = None
 ) -> list[Row]:
-    """What a network, batch size and method choose from.
-
-    Args:
-        length: epochs, where they are not the network's.
-    """
-    of = partial(_candidate, setting, network, batch_size, method, length=length)
+    """What a network, batch size and method choose from; epochs where they are not the network's."""
+    of = partial(_candidate, setting, network, batch_size, method, epochs=epochs)
     if network is RESNET44:
         rows = [of(factor) for factor in DEEP_FACTORS] + [of(factor, "linear") for factor in DEEP_RISING]
         return [*rows, of(1.0, "linear", ", one draw a step", draws="one")]

@@ -12,12 +12,12 @@ from functools import partial
 from scipy.special import gammaincinv
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.choice import FACTORS, NOT_MEASURED, USUAL, held_out, robustness_rows
+from smoothout.lab.experiments.choice import FACTORS, USUAL, held_out, robustness_rows
 from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import Difference, Group, Sample, compare, difference
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference
 from smoothout.lab.runs import Record
 
 PAPER_SDS = {
@@ -127,7 +127,7 @@ def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
         return Verdict(claim, NOT_MEASURED, "")
     gap = compare(small, large, _accuracy)
     evidence = f"batch {C1.large} with SmoothOut minus batch {C1.small} without: {_points(gap)}"
-    if gap is None or gap.n < 3:
+    if gap is None or gap.n < FEWEST_RUNS:
         return Verdict(claim, "too few runs", evidence)
     if not gap.is_shown:
         return Verdict(claim, "no difference measured between the two", evidence)
@@ -214,7 +214,7 @@ JUDGES: tuple[Judge, ...] = (
 
 
 def _holds_if(found: Difference | None, is_so: Callable[[Difference], bool]) -> str:
-    if found is None or found.n < 3:
+    if found is None or found.n < FEWEST_RUNS:
         return "too few runs"
     if not found.is_shown:
         return "no difference measured"

@@ -11,9 +11,9 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import curvature, sensitivity, sharpness
 from smoothout.lab.experiments.networks import F1, F1_DIGITS, Network, configure, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import difference
+from smoothout.lab.report.groups import FEWEST_RUNS, difference
 
 COMPARED = ("plain", "smoothout", "adasmoothout")
 MEASURES: dict[str, tuple[str, Callable[[Any], float]]] = {
@@ -76,8 +76,10 @@ def _verdict(claim: str, records: Records, base: Config, other: Config, sense: i
     for name, (kept, value) in MEASURES.items():
         before, after = (_values(records, config, kept, value) for config in (base, other))
         seeds = sorted(set(before) & set(after))
-        if len(seeds) < 3:
-            return Verdict(claim, "not measured yet", f"{len(seeds)} seeds have {name} of both; at least 3 are needed")
+        if len(seeds) < FEWEST_RUNS:
+            return Verdict(
+                claim, NOT_MEASURED, f"{len(seeds)} seeds have {name} of both; at least {FEWEST_RUNS} are needed"
+            )
         logs = difference([before[s] for s in seeds], [after[s] for s in seeds], paired=True)
         found.append(0 if logs is None or not logs.is_shown else int(math.copysign(1, logs.mean)))
         assert logs is not None

@@ -10,7 +10,6 @@ from scipy import stats
 from smoothout.lab.experiments.choice import (
     DEEP_EPOCHS,
     HELD_OUT,
-    NOT_MEASURED,
     USUAL,
     candidates,
     held_out,
@@ -18,7 +17,7 @@ from smoothout.lab.experiments.choice import (
 )
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
 
 SHORT = (100,)
 FEWEST = 5  # pairs, to speak of an order
@@ -44,9 +43,7 @@ def lengths(setting: Setting) -> Experiment:
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
     """Of both methods."""
-    return [
-        row for method in USUAL for row in candidates(setting, RESNET44, RESNET44.large, method, {"epochs": epochs})
-    ]
+    return [row for method in USUAL for row in candidates(setting, RESNET44, RESNET44.large, method, epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:

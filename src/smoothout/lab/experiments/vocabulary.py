@@ -114,6 +114,9 @@ class Drawing:
     curves: tuple[Curve, ...] = ()
 
 
+NOT_MEASURED = "not measured yet"  # the verdict without records
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A claim of the paper's text, what our records say of it, and the figures behind that."""

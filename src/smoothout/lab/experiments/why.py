@@ -7,18 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.choice import NOT_MEASURED
 from smoothout.lab.experiments.networks import RESNET44, configure, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import compare
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import FEWEST_RUNS, compare
 from smoothout.lab.runs import Record
 
 EPOCHS = 100
 BOTH = ("plain", "adasmoothout")
 ADA = ("adasmoothout",)
 SCHEDULES = ("constant", "linear", "tanh", "tanh-falling", "cosine")
-FEWEST = 3  # runs a side, of which something is said
 
 # (what is varied, for which methods, settings; the strength in units of the preset's)
 FACTORS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
@@ -123,7 +121,7 @@ def _verdict(
     if groups[0] is None or groups[1] is None:
         return Verdict(claim, NOT_MEASURED, "")
     found = compare(groups[0], groups[1], value)
-    if found is None or found.n < FEWEST:
+    if found is None or found.n < FEWEST_RUNS:
         return Verdict(claim, "too few runs", "" if found is None else found.in_points())
     if not found.is_shown:
         return Verdict(claim, "no difference measured", found.in_points())

@@ -8,14 +8,13 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import Group, compare
+from smoothout.lab.report.groups import FEWEST_RUNS, Group, compare
 from smoothout.lab.report.page import Cell, Table
 from smoothout.lab.report.paper import reported
 from smoothout.lab.report.sections import percent
 
 TABLES = ("table1", "table2")
 COMPARED = ("smoothout", "adasmoothout")
-FEWEST = 3  # runs, of which something can be claimed
 BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what it prints -->"
 
 
@@ -30,7 +29,7 @@ def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) 
             continue
         for base in (row for row in experiment.rows if row.versus is None and not row.note):
             runs = (base.config, *(row.config for row in experiment.rows if row.versus == base.config))
-            if runs not in seen and len(records.seeds_of(base.config)) >= FEWEST:
+            if runs not in seen and len(records.seeds_of(base.config)) >= FEWEST_RUNS:
                 rows.append(_line(base, experiment, setting, records))
             seen.add(runs)
     titles = tuple(METHODS[name].title for name in COMPARED)

@@ -13,6 +13,8 @@ from smoothout.lab.config import Config
 from smoothout.lab.methods import METHODS
 from smoothout.lab.runs import Record, Run
 
+FEWEST_RUNS = 3  # a side, of which something can be claimed
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -96,7 +98,7 @@ class Difference:
     @property
     def is_shown(self) -> bool:
         """Whether a difference may be claimed: at least three runs a side, and zero outside the interval."""
-        return self.n >= 3 and (self.low > 0.0 or self.high < 0.0)  # neither if a value is not finite
+        return self.n >= FEWEST_RUNS and (self.low > 0.0 or self.high < 0.0)  # neither if a value is not finite
 
     def in_points(self) -> str:
         """Of accuracies, for a sentence."""

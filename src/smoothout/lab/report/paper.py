@@ -8,7 +8,7 @@ from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import Difference, Group, Sample, compare
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
@@ -154,7 +154,7 @@ def _effect(effect: Difference | None, base: Group | None, group: Group) -> Cell
 
 def _sign(effect: Difference | None, paper: float | None) -> Cell:
     if effect is None or not effect.is_shown:
-        return Cell("–" if effect is None or effect.n < 3 else "no difference", "faint")
+        return Cell("–" if effect is None or effect.n < FEWEST_RUNS else "no difference", "faint")
     if paper is None:
         return Cell("gain" if effect.mean > 0 else "loss")
     return Cell("as the paper's" if effect.mean * paper > 0 else "opposite")
