@@ -4,6 +4,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # two workers on two cores; also the same bits everywhere
+torch.backends.cudnn.allow_tf32 = False  # what kernels are compared with is exact
 # A shell that starts the tests in the background has them ignore Ctrl-C, which some of them press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

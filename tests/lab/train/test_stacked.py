@@ -51,7 +51,6 @@ def trainer(settings, device, images):
 
 def after_an_epoch(monkeypatch, how, settings, device, images, epochs=1):
     """The network's numbers, and the losses."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(loop, "can_capture", lambda around: how != "one by one")
     monkeypatch.setattr(whole_step, "STACKED", how == "stacked")
     run = trainer(settings, device, images)

@@ -6,13 +6,13 @@ once. Noise is added and taken back outside the graph, in the storage that the g
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from smoothout.lab.train.capture import captured, watched
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen
 
 CALLS_BEFORE_CAPTURE = 2  # one for what is done lazily, one that is watched for waits on the device
@@ -50,7 +50,8 @@ class GraphStep(GhostStep):
         if not self._may_capture or calls < CALLS_BEFORE_CAPTURE or len(self._graphs) == MOST_GRAPHS:
             return super().backward(ghost, weight)
         if calls == CALLS_BEFORE_CAPTURE:
-            return self._watched(ghost, weight)
+            seen, self._may_capture = watched(lambda: super(GraphStep, self).backward(ghost, weight))
+            return seen
         self._graphs[key] = self._captured(ghost, weight)
         return self._replay(self._graphs[key], ghost)
 
@@ -59,32 +60,16 @@ class GraphStep(GhostStep):
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         torch._foreach_zero_(gradients)
 
-    def _watched(self, ghost: Batch, weight: float) -> Seen:
-        """An ordinary pass that finds out whether the host waits for the device in it, which no graph can hold."""
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                seen = super().backward(ghost, weight)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        if any("synchronizing CUDA operation" in str(wait.message) for wait in waits):
-            self._may_capture = False
-            warnings.warn(
-                "the model waits for the device within a pass: it is trained without CUDA graphs", stacklevel=2
-            )
-        return seen
-
     def _captured(self, ghost: Batch, weight: float) -> _Graph:
         images, labels = ghost.images.clone(), ghost.labels.clone()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with captured(graph):
             loss, correct = super().backward(Batch(images, labels, ghost.total), weight)
             seen = torch.stack([loss, correct.to(loss.dtype)])
         return _Graph(graph, images, labels, seen)
 
-    def _replay(self, captured: _Graph, ghost: Batch) -> Seen:
-        captured.images.copy_(ghost.images)
-        captured.labels.copy_(ghost.labels)
-        captured.graph.replay()
-        return Seen(*captured.seen.clone())  # the next replay writes over it
+    def _replay(self, known: _Graph, ghost: Batch) -> Seen:
+        known.images.copy_(ghost.images)
+        known.labels.copy_(ghost.labels)
+        known.graph.replay()
+        return Seen(*known.seen.clone())  # the next replay writes over it

@@ -7,8 +7,6 @@ how it is tested on a CPU.
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from smoothout.lab.data import Batches
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.methods import Method, Plain, Smoothed
+from smoothout.lab.train.capture import captured, watched
 from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep, ghost_sizes
 from smoothout.lab.train.lanes import (
     Flat,
@@ -266,7 +265,7 @@ class WholeStep:
         if not self._may_capture or calls < REHEARSALS:
             self._do(size)
         elif calls == REHEARSALS:
-            self._may_capture = _runs_without_waiting(lambda: self._do(size))
+            _, self._may_capture = watched(lambda: self._do(size))
         else:
             self._graphs[size] = self._captured(size)
             self._graphs[size].replay()
@@ -278,7 +277,7 @@ class WholeStep:
         try:
             for group in groups:
                 group["capturable"] = True  # it is, with the fused kernels: this only says that it is meant
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with captured(graph):
                 self._do(size)
         finally:
             for group, value in zip(groups, before):
@@ -363,18 +362,3 @@ class WholeStep:
         loss, correct = torch.stack(seen).sum(0)
         self._sums.losses.index_copy_(0, self._at, loss[None])
         self._sums.correct.add_(correct)
-
-
-def _runs_without_waiting(function: Callable[[], None]) -> bool:
-    """Run it, and see whether the host waits for the device in it, which no graph can hold."""
-    with warnings.catch_warnings(record=True) as waits:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            function()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    if any("synchronizing CUDA operation" in str(wait.message) for wait in waits):
-        warnings.warn("the model waits for the device within a pass: it is trained without CUDA graphs", stacklevel=3)
-        return False
-    return True
