@@ -66,10 +66,10 @@ def test_convolutions_equal_the_loop(monkeypatch, channels, outputs, kernel, str
 
 
 @needs_kernels
-@pytest.mark.parametrize(("depth", "through_l1"), [(16, False), (32, True)])
-def test_many_tiles_and_splits(monkeypatch, depth, through_l1):
+@pytest.mark.parametrize("depth", [16, 32])
+def test_many_tiles_and_splits(monkeypatch, depth):
     kernels = pytest.importorskip("smoothout.lab.models.ghost_conv_kernels")
-    small = {"pixels": 16, "depth": depth, "warps": 4, "stages": 2, "through_l1": through_l1}
+    small = {"pixels": 16, "depth": depth, "warps": 4, "stages": 2}
     monkeypatch.setattr(kernels, "IMAGES", {16: kernels.Tuning(**small)})
     monkeypatch.setattr(kernels, "WEIGHTS", {8: kernels.Tuning(**small, programs=20)})
     half = {"dtype": torch.float16}  # in fp32 tiles are small anyway

@@ -23,7 +23,7 @@ class Tuning:
     """Sizes of a kernel's tiles: pixels, and taps × channels at least; then what the compiler is told.
 
     Patches are fetched some stages ahead, sixteen bytes at a time and so past the L1 cache: each pixel comes from L2
-    once for every tap. Eight bytes at a time go through L1, where taps of neighbours meet.
+    once for every tap. Eight bytes at a time would go through L1, where taps of neighbours meet: a third slower.
     """
 
     pixels: int
@@ -31,7 +31,6 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
-    through_l1: bool = False
 
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
@@ -40,7 +39,11 @@ IMAGES = {
     **dict.fromkeys((3, 16, 32), Tuning(pixels=256, depth=16, warps=4, stages=4)),
     64: Tuning(pixels=128, depth=16, warps=4, stages=3),
 }
-WEIGHTS = dict.fromkeys((16, 32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024))
+WEIGHTS = {
+    16: Tuning(pixels=128, depth=64, warps=4, stages=3, programs=512),
+    **dict.fromkeys((32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)),
+}
+SUMMED_AT_ONCE, BLOCK_OF_SUMS = 16, 128  # splits of the weights' gradient, and elements of it
 
 
 def tuning_for(channels: int, table: dict[int, Tuning]) -> Tuning:
@@ -53,7 +56,7 @@ def _patches(
     images, pixel, start, inside,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr, THROUGH_L1: tl.constexpr,
+    BACKWARDS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """What a kernel sees for some pixels of the result (n × 1), from the tap and channel `start` on.
 
@@ -88,8 +91,6 @@ def _patches(
         offset = corner + ((down * WIDTH + right) * CHANNELS + channel)
     # Unsigned, so that what is negative is too large as well.
     inside = inside & (h.to(tl.uint32) < HEIGHT) & (w.to(tl.uint32) < WIDTH)
-    if THROUGH_L1 and CHANNELS % 8 == 0:
-        offset = tl.max_contiguous(offset, [1, 4])  # said to the compiler: four numbers at a time
     return tl.load(images + offset, inside, other=0.0)
 
 
@@ -115,7 +116,7 @@ def images_kernel(
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    THROUGH_L1: tl.constexpr, ADDS: tl.constexpr,
+    ADDS: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients.
 
@@ -135,7 +136,6 @@ def images_kernel(
         patches = _patches(
             images, pixel, start, inside,
             CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, BACKWARDS, DEPTH,
-            THROUGH_L1,
         )  # fmt: skip
         weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
         total = tl.dot(patches, weights, total, input_precision=PRECISION)
@@ -149,7 +149,7 @@ def weights_kernel(
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    THROUGH_L1: tl.constexpr, TILES: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """Taps × channels × outputs, summed over TILES tiles of a ghost's pixels, which neighbours have in the cache."""
     ghost = tl.program_id(2)
@@ -163,7 +163,6 @@ def weights_kernel(
         patches = _patches(
             images, pixel, start, inside,
             CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, DEPTH,
-            THROUGH_L1,
         )  # fmt: skip
         gradient = tl.load(upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS), other=0.0)
         total = tl.dot(tl.trans(patches), gradient, total, input_precision=PRECISION)
@@ -174,13 +173,14 @@ def weights_kernel(
 
 
 @triton.jit(do_not_specialize=["elements"])
-def sum_kernel(partials, result, elements, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Over splits, always in the same order."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for number in range(SPLITS):
-        total += tl.load(partials + number * elements + place, place < elements, other=0.0)
-    tl.store(result + place, total.to(result.dtype.element_ty), place < elements)
+def sum_kernel(partials, result, elements, SPLITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """Over splits, always in the same order; a group of them is on its way at once."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((GROUP, BLOCK), tl.float32)
+    for start in range(0, SPLITS, GROUP):
+        split = start + tl.arange(0, GROUP)[:, None]
+        total += tl.load(partials + split * elements + place, (split < SPLITS) & (place < elements), other=0.0)
+    tl.store(result + place, tl.sum(total, 0)[None, :].to(result.dtype.element_ty), place < elements)
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -213,7 +213,6 @@ def _compiled(tuning: Tuning, channels: int, kernel: int, columns: int, dtype: t
         "DEPTH": 16 if in_full else _depth(tuning.depth, channels, kernel),
         "COLUMNS": _width(columns),
         "PRECISION": "ieee" if in_full else "tf32",  # says something of fp32 only
-        "THROUGH_L1": tuning.through_l1,
         "num_warps": tuning.warps,
         "num_stages": tuning.stages,
     }
@@ -284,7 +283,8 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     )
     result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
     elements = result.numel()
-    _launch(sum_kernel, (_quotient(elements, 512),), partials, result, elements, SPLITS=splits, BLOCK=512, num_warps=4)
+    shape = {"GROUP": SUMMED_AT_ONCE, "BLOCK": BLOCK_OF_SUMS, "num_warps": 4}
+    _launch(sum_kernel, (_quotient(elements, BLOCK_OF_SUMS),), partials, result, elements, SPLITS=splits, **shape)
     # Of 1 × 1 kernels there are two spellings of the strides; one kernel copies many gradients only if all agree.
     return torch.as_strided(result, weight.shape, (outputs * depth, *weight.stride()[1:]))
 
