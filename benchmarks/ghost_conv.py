@@ -71,7 +71,7 @@ def sweep(layer: Layer, direction: str) -> list[Tuning]:
     if direction == "weights' gradient":
         ways = itertools.product((64, 128), (64,), WARPS, (2, 3), PROGRAMS, (False, True))
     else:
-        ways = itertools.product((128, 256), (16,), WARPS, (2, 3, 4), (0,), (False, True))
+        ways = itertools.product((64, 128, 256), (16,), WARPS, (2, 3, 4), (0,), (False, True))  # the last one: by rows
     return list(itertools.starmap(Tuning, ways))
 
 

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from smoothout.lab.models.row_conv_kernels import row_weights_kernel, rows_kernel
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -31,6 +33,7 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
+    by_rows: bool = False  # where that can be: whole rows, fetched once for three taps (`row_conv_kernels`)
 
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
@@ -43,6 +46,7 @@ WEIGHTS = {
     16: Tuning(pixels=128, depth=64, warps=4, stages=3, programs=512),
     **dict.fromkeys((32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)),
 }
+MOST_CHANNELS_OF_THREE_ROWS = 32  # of taps at once, in a weights' gradient by rows: its sums are held in registers
 SUMMED_AT_ONCE, BLOCK_OF_SUMS = 16, 128  # splits of the weights' gradient, and elements of it
 
 
@@ -235,14 +239,22 @@ def _images(
     pixels = result.numel() // result.shape[1] // ghosts
     tuning = tuning_for(source.shape[1], IMAGES)
     constants = _compiled(tuning, source.shape[1], kernel, result.shape[1], source.dtype)
-    _launch(
-        images_kernel,
-        (_quotient(pixels, constants["PIXELS"]), ghosts),
-        *(source, weight, result if added is None else added, result, pixels, weight.stride(0)),
-        *(*source.shape[1:], *result.shape[1:], kernel, stride, padding, backwards),
-        **constants,
-        ADDS=added is not None,
-    )
+    grid = (_quotient(pixels, constants["PIXELS"]), ghosts)
+    operands = (source, weight, result if added is None else added, result, pixels, weight.stride(0))
+    adds = {"ADDS": added is not None}
+    if tuning.by_rows and _are_whole_rows(source, result, kernel, stride, padding, constants["PIXELS"]):
+        del constants["DEPTH"]
+        _launch(rows_kernel, grid, *operands, *source.shape[1:], result.shape[1], backwards, **constants, **adds)
+        return
+    geometry = (*source.shape[1:], *result.shape[1:], kernel, stride, padding, backwards)
+    _launch(images_kernel, grid, *operands, *geometry, **constants, **adds)
+
+
+def _are_whole_rows(source: Tensor, result: Tensor, kernel: int, stride: int, padding: int, pixels: int) -> bool:
+    """Whether `row_conv_kernels` can do it: their tiles are of as many pixels."""
+    channels, width = source.shape[1], source.shape[3]
+    known = (kernel, stride, padding) == (3, 1, 1) and source.shape[2:] == result.shape[2:]
+    return known and channels >= 16 and all(_power_of_two(n) == n for n in (channels, width)) and width <= pixels
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -269,18 +281,21 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     tuning = tuning_for(channels, WEIGHTS)
     constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
-    blocks = _quotient(depth, constants["DEPTH"])
+    by_rows = tuning.by_rows and _are_whole_rows(x, upstream, kernel, stride, padding, constants["PIXELS"])
+    if by_rows:
+        taps = 3 if channels <= MOST_CHANNELS_OF_THREE_ROWS and x.dtype != torch.float32 else 1
+        constants |= {"TAPS": taps, "DEPTH": _power_of_two(taps * channels)}
+    blocks = 3 // constants["TAPS"] if by_rows else _quotient(depth, constants["DEPTH"])
     wanted = max(1, tuning.programs // (blocks * ghosts))
     tiles = _power_of_two(_quotient(pixels, wanted * constants["PIXELS"]))  # a kernel is compiled for each number
     splits = _quotient(pixels, tiles * constants["PIXELS"])
     partials = torch.empty(splits, ghosts, outputs, depth, dtype=torch.float32, device=x.device)
-    _launch(
-        weights_kernel,
-        (blocks, splits, ghosts),
-        *(x, upstream, partials, pixels, *x.shape[1:], *upstream.shape[1:], kernel, stride, padding),
-        **constants,
-        TILES=tiles,
-    )
+    grid, operands = (blocks, splits, ghosts), (x, upstream, partials, pixels, *x.shape[1:])
+    if by_rows:
+        _launch(row_weights_kernel, grid, *operands, outputs, **constants, TILES=tiles)
+    else:
+        geometry = (*upstream.shape[1:], kernel, stride, padding)
+        _launch(weights_kernel, grid, *operands, *geometry, **constants, TILES=tiles)
     result = torch.empty(ghosts, outputs, depth, dtype=weight.dtype, device=x.device)
     elements = result.numel()
     shape = {"GROUP": SUMMED_AT_ONCE, "BLOCK": BLOCK_OF_SUMS, "num_warps": 4}
