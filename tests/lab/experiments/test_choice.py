@@ -1,15 +1,18 @@
 """What preset `ours` takes over: the best candidate on held-out images, as the records have it."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from smoothout.lab.experiments import choice
+from smoothout.lab.cli import reproduce
+from smoothout.lab.experiments import choice, queue
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, configure
 from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Setting
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -30,19 +33,40 @@ def test_what_is_entered_is_the_best_on_held_out_images(kept):
         assert choice.what_is_chosen(found.row.config) == settings
 
 
+def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
+    for network, batch_size in choice.PLACES:
+        for method in choice.USUAL:
+            is_known = choice.best(OURS, network, batch_size, method, kept) is not None
+            assert is_known == ((network.model, batch_size, method) in CHOSEN)
+
+
+def test_runs_of_ours_wait_for_their_choice(monkeypatch):
+    monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1})
+    of = partial(configure, OURS, RESNET44, 2048)
+    assert choice.lacks_choice(of("smoothout"))
+    assert not choice.lacks_choice(of("adasmoothout"))
+    assert not choice.lacks_choice(of("plain"))
+    assert not choice.lacks_choice(configure(replace(OURS, preset="paper"), RESNET44, 2048, "smoothout"))
+    assert not any(choice.lacks_choice(row.config) for row in choice.choice(OURS).rows)
+    monkeypatch.setattr(queue, "is_here", lambda *_: True)
+    todo = queue.plan([EXPERIMENTS["table2"](OURS)], (0,), Records([]), Speeds())
+    with pytest.raises(ValueError, match="no strength for resnet44 at 2048 with smoothout yet: `smoothout reproduce"):
+        reproduce._refuse_what_is_not_chosen(todo)
+
+
 def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     for batch_size, network in ((256, "c1"), (5000, "c1"), (2048, "resnet44")):
         for method in choice.USUAL:
             entry = {"strength": 2 * choice.USUAL[method], "strength_schedule": "tanh", "draws": "one"}
             monkeypatch.setitem(CHOSEN, (network, batch_size, method), entry)
-    for name in ("table3", "table4", "table5", "why"):
-        rows = [row for row in EXPERIMENTS[name](OURS).rows if row.config.method != "plain"]
-        named = {row.label: row.config for row in rows}
-        schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
-        assert set(schedules.values()) == {"tanh"}, schedules
-        draws = {label: config.draws for label, config in named.items() if "draw" not in label}
-        assert set(draws.values()) == {"one"}, draws
-    assert {row.config.strength for row in EXPERIMENTS["table3"](OURS).rows} == {0.0375}
+    named = {row.label: row.config for row in EXPERIMENTS["why"](OURS).rows if row.config.method != "plain"}
+    schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
+    assert set(schedules.values()) == {"tanh"}, schedules
+    draws = {label: config.draws for label, config in named.items() if "draw" not in label}
+    assert set(draws.values()) == {"one"}, draws
+    for name in ("table3", "table4", "table5"):  # these vary the paper's own strengths
+        assert EXPERIMENTS[name](OURS).rows == EXPERIMENTS[name](replace(OURS, preset="paper")).rows
     factors = [row for row in EXPERIMENTS["why"](OURS).rows if "a × " in row.label]
     assert [row.config.strength for row in factors] == pytest.approx([0.075, 0.15, 0.6, 1.2])
     assert all(row.config.strength_schedule != "tanh" or "tanh" in row.label for row in choice.choice(OURS).rows)

@@ -181,3 +181,21 @@ def test_a_second_call_finds_all_done_and_leaves_other_runs_in_the_pack(tiny):
     names = [json.loads(line)["run"] for line in pack.read_text().splitlines()]
     assert len(names) == len(set(names)) == 13
     assert "other" in names
+
+
+def test_a_packed_run_keeps_what_was_measured_of_it_elsewhere(tiny):
+    folder, asked, _, _ = tiny
+    pack = folder / "results" / "tiny.jsonl"
+    first, *others = pack.read_text().splitlines()
+    richer = json.loads(first)
+    richer["files"]["measurements/landscape-train.json"] = {}
+    pack.write_text("\n".join([json.dumps(richer), *others]) + "\n")
+    assert reproduce(folder, *asked).returncode == 0
+    assert [line for line in pack.read_text().splitlines() if "landscape-train" in line] == [json.dumps(richer)]
+    pack.write_text("\n".join([first, *others]) + "\n")
+
+
+def test_a_folder_of_results_that_is_not_there_is_named(tmp_path):
+    failed = reproduce(tmp_path, "table1", "--results", "nowhere")
+    assert failed.returncode == 1
+    assert "there is no folder nowhere" in failed.stderr

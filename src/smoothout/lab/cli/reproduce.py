@@ -20,6 +20,7 @@ from rich.table import Table
 from smoothout.lab import packs
 from smoothout.lab.config import nearest
 from smoothout.lab.experiments.catalogue import chosen
+from smoothout.lab.experiments.choice import lacks_choice
 from smoothout.lab.experiments.pages import results_markdown, write_page
 from smoothout.lab.experiments.queue import Plan, plan
 from smoothout.lab.experiments.records import Records
@@ -32,6 +33,8 @@ from smoothout.lab.report.digest import digest as digest_of
 from smoothout.lab.runs import CONFIG, write_atomically
 
 RESULTS, EVERY_PRESET = "results", "all"
+DEFAULT_RESULTS = Path("results")
+SECONDS_BETWEEN_PACKS = 30.0  # a machine may be gone the next moment, and each time all runs are read
 
 HELP = """Run the paper's tables, figures and claims, and write a page with our numbers beside the paper's.
 
@@ -64,9 +67,15 @@ class _Asked:
     def speeds(self) -> Speeds:
         return Speeds(self.records)
 
+    @cached_property
+    def _others(self) -> list[Experiment]:
+        """Every experiment in the settings asked for."""
+        return [e for setting in {setting for setting, _ in self.experiments} for e in chosen(["all"], setting, [])]
+
     def plan(self, only: Experiment | None = None) -> Plan:
         experiments = [e for _, e in self.experiments] if only is None else [only]
-        return plan(experiments, self.seeds, self.records, self.speeds, self.data_root, self.retrain)
+        how = (self.seeds, self.records, self.speeds, self.data_root, self.retrain)
+        return plan(experiments, *how, others=self._others)
 
 
 def register(app: typer.Typer) -> None:
@@ -84,8 +93,8 @@ def _reproduce(
     minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many; exit code 75")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="worker processes; on one GPU they take turns")] = 1,
     out: Annotated[Path, typer.Option(help="folder for runs and page")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = Path("results"),
-    pack: Annotated[Path | None, typer.Option(help="add the records of --out to this .jsonl at the end")] = None,
+    results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = DEFAULT_RESULTS,
+    pack: Annotated[Path | None, typer.Option(help="add the records of --out to this .jsonl as they come")] = None,
     data_root: Annotated[Path | None, typer.Option(help="where data are looked for first")] = None,
     imagenet: Annotated[str | None, typer.Option(help="folder with train/ and val/; default: imagenette")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
@@ -98,6 +107,8 @@ def _reproduce(
     list_: Annotated[bool, typer.Option("--list", help="what there is, what is done, and what the rest costs")] = False,
 ) -> None:
     names = list(names or [])
+    if results != DEFAULT_RESULTS and not results.is_dir():
+        raise ValueError(f"--results: there is no folder {results}")
     if not names and not list_:
         raise ValueError("name an experiment, or all; `smoothout reproduce --list` shows what there is")
     only_records = RESULTS in names
@@ -117,12 +128,15 @@ def _reproduce(
         elif only_records:
             print(write_page(out, experiments, records, _command(), only_measured=True))
         else:
-            outcomes = _carry_out(asked, _place(scale, out, data_root, device, minutes, Speeds(records)), jobs)
-            if pack is not None:
-                _pack(out, pack)
+            todo = asked.plan()
+            _refuse_what_is_not_chosen(todo)
+            place = _place(scale, out, data_root, device, minutes, Speeds(records))
+            outcomes = _carry_out(todo, place, jobs, pack)
+            if pack is not None and _pack(out, pack):
+                print(pack.resolve())
             records = Records.read([out], pack_files, Path(unpacked) / "again")
             print(write_page(out, experiments, records, _command()))
-            _exit(outcomes)
+            _exit(outcomes, todo)
 
 
 def _experiments(
@@ -162,14 +176,33 @@ def _place(
     return Place(out, data_root, device, deadline, threads, speeds)
 
 
-def _carry_out(asked: _Asked, place: Place, jobs: int) -> list[Outcome]:
-    todo = asked.plan()
+def _refuse_what_is_not_chosen(todo: Plan) -> None:
+    """Runs of preset ours before its strength is chosen would be thrown away."""
+    for config in (task.config for task in todo.tasks if task.trains):
+        if lacks_choice(config):
+            where = f"{config.model} at {config.batch_size} with {config.method}"
+            raise ValueError(
+                f"preset ours has no strength for {where} yet: `smoothout reproduce choice --models {config.model}` "
+                "finds one, which is entered in lab/experiments/chosen.py"
+            )
+
+
+def _carry_out(todo: Plan, place: Place, jobs: int, pack: Path | None) -> list[Outcome]:
     print(
         f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks, {_minutes(todo)} on an H200", flush=True
     )
     for line in _cannot(todo):
         print(line, flush=True)
-    return run_queue(todo.tasks, place, jobs, say=lambda line: print(line, flush=True))
+    packed = time.monotonic()
+
+    def say(line: str) -> None:
+        nonlocal packed
+        print(line, flush=True)
+        if pack is not None and time.monotonic() - packed > SECONDS_BETWEEN_PACKS:
+            _pack(place.out, pack)
+            packed = time.monotonic()
+
+    return run_queue(todo.tasks, place, jobs, say)
 
 
 def _cannot(todo: Plan) -> list[str]:
@@ -186,20 +219,30 @@ def _minutes(todo: Plan) -> str:
     return f"about {todo.seconds / 60:.1f} minutes"
 
 
-def _pack(out: Path, pack: Path) -> None:
-    """The runs of --out, and those in the file already that are not among them."""
+def _pack(out: Path, pack: Path) -> bool:
+    """The runs of --out, and those in the file already that are not among them, or were measured in more ways."""
     ended = {found.run.config.hash: found.run.path.resolve() for found in Records.read([out]).all() if found.is_done}
-    if ended:
-        there = pack.read_text(encoding="utf-8").splitlines(keepends=True) if pack.exists() else []
-        kept = [line for line in there if json.loads(line)["files"][CONFIG]["hash"] not in ended]
-        text = "".join(kept) + packs.pack(sorted(ended.values()), out.resolve())
-        pack.resolve().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(pack.resolve(), text.encode())
-        print(pack.resolve())
+    if not ended:
+        return False
+    there = pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []
+    new = packs.pack(sorted(ended.values()), out.resolve()).splitlines()
+    lines: dict[str, str] = {}
+    for line in (*there, *new):
+        key = json.loads(line)["files"][CONFIG]["hash"]
+        if key not in lines or _files_in(line) >= _files_in(lines[key]):
+            lines[key] = line
+    pack.resolve().parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(pack.resolve(), "".join(f"{line}\n" for line in lines.values()).encode())
+    return True
 
 
-def _exit(outcomes: Sequence[Outcome]) -> None:
-    """1 after a fault, 75 (try again) where time or a signal ended it, and nothing where all is done."""
+def _files_in(packed: str) -> int:
+    """Of a packed run; each measurement is one."""
+    return len(json.loads(packed)["files"])
+
+
+def _exit(outcomes: Sequence[Outcome], todo: Plan) -> None:
+    """1 after a fault or without what cannot be measured, 75 (try again) where time or a signal ended it, else 0."""
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     for outcome in failed:
         print(f"failed: {outcome.task}: {outcome.message}", file=sys.stderr)
@@ -208,6 +251,9 @@ def _exit(outcomes: Sequence[Outcome]) -> None:
     if any(outcome.stops_the_queue for outcome in outcomes):
         print("not all is done. The same command goes on from there.", file=sys.stderr)
         raise typer.Exit(TIME_IS_UP_EXIT)
+    if todo.unmeasured:
+        print("not all is measured, see above", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _print_list(asked: _Asked) -> None:

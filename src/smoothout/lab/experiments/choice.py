@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from smoothout.lab.config import Config
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure_as_given, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
@@ -119,6 +120,14 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
     of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in known)
     highest = max(accuracies)
     return Best(rows[accuracies.index(highest)], highest, of_baseline, seeds)
+
+
+def lacks_choice(config: Config) -> bool:
+    """Whether this is a run of preset ours that waits for its place's strength to be chosen."""
+    places = {(network.model, network.dataset, batch_size) for network, batch_size in PLACES}
+    here = (config.model, config.dataset, config.batch_size) in places
+    chosen = (config.model, config.batch_size, config.method) in CHOSEN
+    return config.preset == "ours" and not config.hold_out and config.method in USUAL and here and not chosen
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:

@@ -69,13 +69,16 @@ def plan(
     speeds: Speeds,
     data_root: Path | None = None,
     retrain: bool = False,
+    others: Iterable[Experiment] = (),
 ) -> Plan:
     """What is missing: seed by seed, what was begun first, then from the cheapest to the dearest.
 
     Args:
         retrain: train runs again that are known from packs only, where something of them is still to be measured.
+        others: what these want to know of a run is measured too when it is trained: its weights may be gone later.
     """
     runs, lines = _wanted(experiments, seeds)
+    others_want, _ = _wanted(others, seeds)
     here = {dataset: is_here(dataset, data_root) for dataset in {config.dataset for config in runs}}
     open_ends = _open_ends(lines, records)
     tasks: list[Task] = []
@@ -85,7 +88,8 @@ def plan(
         found = records.of(config)
         is_done = found is not None and found.is_done
         done += is_done
-        task = _task(config, wanted, found, speeds, lacks_line=config.hash in open_ends)
+        also = _without_doubles((*wanted, *others_want.get(config, ())))
+        task = _task(config, wanted, also, found, speeds, lacks_line=config.hash in open_ends)
         if task is None:
             continue
         if is_done and task.trains and not retrain:
@@ -102,32 +106,48 @@ def plan(
 def _wanted(
     experiments: Iterable[Experiment], seeds: Sequence[int]
 ) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
-    """Each run once, with all that any experiment wants to know of it; and each line of the first seed."""
-    runs: dict[Config, dict[str, Measuring]] = {}
+    """Each run once, with all that any experiment wants to know of it; and each line of the first seed.
+
+    Landscapes are of the first seed, too: they take as long as a short training, and one is drawn.
+    """
+    runs: dict[Config, tuple[Measuring, ...]] = {}
     lines: dict[Line, None] = {}
     for experiment in experiments:
         for seed in seeds:
             for row in experiment.rows:
-                asked = runs.setdefault(row.config.with_seed(seed), {})
-                for measuring in row.measurements:
-                    asked.setdefault(measuring.name, measuring)
+                config = row.config.with_seed(seed)
+                asked = (m for m in row.measurements if m.kind != "landscape" or seed == seeds[0])
+                runs[config] = _without_doubles((*runs.get(config, ()), *asked))
         for line in experiment.lines:
             lines[replace(line, start=line.start.with_seed(seeds[0]), end=line.end.with_seed(seeds[0]))] = None
-    return {config: tuple(asked.values()) for config, asked in runs.items()}, list(lines)
+    return runs, list(lines)
+
+
+def _without_doubles(measurements: Iterable[Measuring]) -> tuple[Measuring, ...]:
+    """The first of each name."""
+    named: dict[str, Measuring] = {}
+    for measuring in measurements:
+        named.setdefault(measuring.name, measuring)
+    return tuple(named.values())
 
 
 def _task(
-    config: Config, wanted: tuple[Measuring, ...], found: Found | None, speeds: Speeds, lacks_line: bool
+    config: Config,
+    wanted: tuple[Measuring, ...],
+    when_trained: tuple[Measuring, ...],
+    found: Found | None,
+    speeds: Speeds,
+    lacks_line: bool,
 ) -> Task | None:
     """What is to be done for one run; None if nothing. Only weights can be measured: without them it is to train."""
-    missing = wanted
+    missing = when_trained
     trains, is_begun = True, found is not None
     if found is not None and found.is_done:
         missing = tuple(measuring for measuring in wanted if not found.has(measuring))
         if found.failure or not (missing or (lacks_line and not found.has_weights)):
             return None
         trains, is_begun = not found.has_weights, False
-        missing = wanted if trains else missing
+        missing = when_trained if trains else missing
     seconds = (speeds.training(config) if trains else 0.0) + sum(speeds.measuring(config, each) for each in missing)
     return Task(config, missing, trains=trains, seconds=seconds, is_begun=is_begun)
 

@@ -29,19 +29,22 @@ class Speed:
     measured: float
 
 
-# An epoch of C1 took 0.12 s at batch 256 and 0.09 s at 5000, as one of five side by side; of ResNet44 0.36 s as 400
+# An epoch of C1 took 0.07 s at batch 256 and 0.05 s at 5000, as one of five side by side; of ResNet44 0.32 s as 400
 # ghosts, and judging 10,000 images about 0.03; of F1 0.05 s at 256, 0.03 at 6000. C1's loss and gradient took 0.144 s,
 # F1's 0.045. The others are not measured: by their operations.
 H200: dict[str, Speed] = {
     "mlp": Speed(2e-4, 1e-7, 5e-7),
     "f1": Speed(1e-4, 4e-7, 8e-7),
-    "c1": Speed(1.5e-4, 1.75e-6, 2.9e-6),
+    "c1": Speed(1.2e-4, 9.5e-7, 2.9e-6),
     "c3": Speed(1.5e-4, 1.75e-6, 2.9e-6),
     "resnet20": Speed(2e-4, 2e-6, 1.2e-5),
-    "resnet44": Speed(4e-4, 4.6e-6, 2.5e-5),
+    "resnet44": Speed(4e-4, 3.8e-6, 2.5e-5),
     "alexnet": Speed(4e-3, 2e-4, 5e-4),
     "resnet18": Speed(4e-3, 4e-4, 1e-3),
 }
+# Where ghosts are seen all at once, what cannot be takes so many times as long: several draws a step for every ghost,
+# noise that stays in the weights ghost by ghost, a batch that is one ghost.
+SEVERAL_DRAWS, ONE_BY_ONE = 1.7, 4.0
 UNKNOWN = Speed(4e-3, 1e-4, 5e-4)
 WITHOUT_GRADIENT = 0.55
 SHARPNESS_EVALUATIONS = 12  # a start
@@ -77,7 +80,8 @@ class Speeds:
         images = _images(config)
         passes = math.ceil(images / config.batch_size) * (ghost_batches(config) if config.ghost_by == "loop" else 1)
         evaluations = METHODS[config.method].evaluations * (config.draws_number or 1)
-        return START + config.epochs * evaluations * (passes * speed.per_pass + images * speed.per_image)
+        slower = _slower(config) if config.model == "resnet44" else 1.0
+        return START + config.epochs * evaluations * slower * (passes * speed.per_pass + images * speed.per_image)
 
     def measuring(self, config: Config, wanted: Measuring | Line) -> float:
         """One measurement of a run."""
@@ -94,6 +98,12 @@ class Speeds:
         if wanted.kind == "curvature":
             return 1 + (settings["probes"] + settings["max_iterations"]) * 2 * cost
         return 1 + settings["directions"] * settings["steps"] * WITHOUT_GRADIENT * cost
+
+
+def _slower(config: Config) -> float:
+    if ghost_batches(config) == 1 or (not config.denoise and config.draws_number != 1):
+        return ONE_BY_ONE
+    return SEVERAL_DRAWS if (config.draws_number or 1) > 1 else 1.0
 
 
 def _images(config: Config) -> int:

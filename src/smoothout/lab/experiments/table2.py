@@ -7,7 +7,8 @@ from typing import Any
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import ALEXNET, RESNET18, RESNET44, RESNET44_CIFAR100, Network, configure, label
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting
+from smoothout.lab.methods import METHODS
 
 CIFAR: tuple[tuple[Network, int, str, dict[str, float]], ...] = (
     (RESNET44, 400, "sqrt", {"plain": 91.02, "smoothout": 91.95, "adasmoothout": 92.63}),
@@ -63,10 +64,20 @@ def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
     return (*rows, Row(text, small, None if note else SMALL_BATCH_ALEXNET, note=note))
 
 
+def _under_noise(setting: Setting) -> Drawing:
+    """Of the row on CIFAR-10."""
+    curves = tuple(
+        Curve(METHODS[method].title, resnet44(setting, method), sensitivity(setting, RESNET44.model))
+        for method in CIFAR[0][3]
+    )
+    return Drawing("loss under noise", "ResNet44 on CIFAR-10: the loss on training images under noise.", curves)
+
+
 def table2(setting: Setting) -> Experiment:
     return Experiment(
         "table2",
         "Table 2: on top of ghost batch norm, learning-rate scaling and longer training",
         (*cifar_rows(setting), *imagenet_rows(setting)),
+        drawings=(_under_noise(setting),),
         compares_costs=True,
     )

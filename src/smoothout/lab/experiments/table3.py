@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smoothout.lab.experiments.networks import C1, RESNET44, configure, label
+from smoothout.lab.experiments.networks import C1, RESNET44, as_published, configure, label
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 
@@ -19,6 +19,7 @@ def noise_left(setting: Setting) -> dict[str, Any]:
 
 
 def table3(setting: Setting) -> Experiment:
+    setting = as_published(setting)
     rows = []
     for batch_size in (C1.small, C1.large):
         kept = configure(setting, C1, batch_size, "smoothout", strength=A)

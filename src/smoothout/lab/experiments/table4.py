@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.networks import RESNET44, label
+from smoothout.lab.experiments.networks import RESNET44, as_published, label
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 
 
 def table4(setting: Setting) -> Experiment:
+    setting = as_published(setting)
     baseline = resnet44(setting, "plain")
     smooth, ada = resnet44(setting, "smoothout"), resnet44(setting, "adasmoothout")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.networks import C1, RESNET44, configure, label
+from smoothout.lab.experiments.networks import C1, RESNET44, as_published, configure, label
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
@@ -28,6 +28,7 @@ VARIANTS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 
 def table5(setting: Setting) -> Experiment:
+    setting = as_published(setting)
     deep, shallow = [], []
     for method, more, variant, accuracy in VARIANTS:
         settings = variant if variant.get("denoise", True) else {**variant, **noise_left(setting)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
@@ -53,6 +54,8 @@ def sections(
         both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
         table = Table(HEADER, tuple(both))
         paragraphs = (*experiment.notes, *_gpu_time(rows, records))
+        if experiment.compares_costs:
+            paragraphs += ("Seconds are epochs × the median epoch: without starting and compiling.",)
         made.append(Section(heading, paragraphs, _without_empty_columns(table) if rows else None, figures))
     if experiment.judge is not None and (rows or not only_measured):
         made.append(_verdicts(experiment, heading, records))
@@ -111,7 +114,8 @@ def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
 def _costs(group: Group | None) -> tuple[Cell, Cell]:
     if group is None:
         return Cell("–", "faint"), Cell("–", "faint")
-    evaluations, seconds = group.sample(lambda r: r.last.evaluations), group.sample(lambda r: r.seconds)
+    evaluations = group.sample(lambda r: r.last.evaluations)
+    seconds = Sample(tuple(median(m.seconds for m in run.metrics) * len(run.metrics) for run in group.runs))
     spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
     return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
 
