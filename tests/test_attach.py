@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 
 from cases import assert_same, snapshot
@@ -401,6 +402,62 @@ def test_without_denoising_the_step_starts_from_noisy_weights():
     assert_equal_models(model, twin)
 
 
+def test_without_denoising_micro_batches_of_a_step_share_one_theta():
+    model = nn.Linear(6, 3)
+    twin = copy.deepcopy(model)
+    optimizer, other = sgd(model), sgd(twin)
+    SmoothOut(model, 0.3, denoise=False).attach(optimizer)
+    explicit = SmoothOut(twin, 0.3, denoise=False)
+    for first, second in zip(batches(4)[::2], batches(4)[1::2]):
+        for batch in (first, second):
+            squared_error(model, batch).backward()
+        with explicit.perturbed():
+            for batch in (first, second):
+                squared_error(twin, batch).backward()
+        for one in (optimizer, other):
+            one.step()
+            one.zero_grad()
+        assert_equal_models(model, twin)
+
+
+def test_a_gradient_after_an_interrupted_evaluation_is_that_of_the_noisy_weights():
+    class Interrupts(nn.Module):
+        now = False
+
+        def forward(self, x):
+            if self.now:
+                raise KeyboardInterrupt
+            return x
+
+    model = nn.Sequential(nn.Linear(6, 8), Interrupts(), nn.Linear(8, 3))
+    twin, (batch,) = copy.deepcopy(model), batches(1)
+    SmoothOut(model, 0.5).attach(sgd(model))
+    loss = squared_error(model, batch)
+    model[1].now = True
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        model(batch[0])
+    loss.backward()
+    with SmoothOut(twin, 0.5).perturbed():
+        squared_error(twin, batch).backward()
+    assert_equal_models(model, twin)
+    for p, q in zip(model.parameters(), twin.parameters()):
+        assert torch.equal(p.grad, q.grad)
+
+
+def test_a_compiled_function_around_the_model_sees_hooks_that_come_later():
+    model, optimizer = Mlp(), None
+    call = torch.compile(lambda x: model(x).sum(), backend="eager")
+    (x, _), *_ = batches(1)
+    call(x)
+    optimizer = sgd(model)
+    smooth = SmoothOut(model, 0.1)
+    smooth.attach(optimizer)
+    for _ in range(2):
+        call(x).backward()
+        optimizer.step()
+    assert smooth.step_count == 2
+
+
 def test_resume_in_the_middle_of_an_accumulation():
     def run(split):
         torch.manual_seed(0)
@@ -471,8 +528,60 @@ def test_what_cannot_be_attached_is_refused_in_words():
     with pytest.raises(RuntimeError, match="the hooks do it already"), smooth.perturbed():
         pass
     model.weight.register_post_accumulate_grad_hook(lambda p: None)
-    with pytest.raises(ValueError, match="step inside the backward"):
+    with pytest.raises(ValueError, match="steps inside the backward"):
         SmoothOut(model).attach(sgd(model))
+    other = nn.Linear(2, 2)
+    _apply_optimizer_in_backward(torch.optim.SGD, other.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match="steps inside the backward"):
+        SmoothOut(other).attach(other.weight._in_backward_optimizers)
+
+
+def test_an_attached_optimizer_that_steps_inside_the_backward_is_refused_then():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer, before = sgd(model), snapshot(model)
+    SmoothOut(model, 0.1).attach(optimizer)
+    last = model[1].weight.expand_as(model[1].weight).grad_fn.next_functions[0][0]  # the node that accumulates
+    last.register_hook(lambda *_: optimizer.step())
+    with pytest.raises(RuntimeError, match="steps inside the backward"):
+        model(torch.randn(3, 2)).sum().backward()
+    assert_same(model, before)
+
+
+class OneColumn(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[:, 0]
+
+
+@pytest.mark.parametrize("how", ["attached", "late"])
+def test_an_output_that_is_a_view_may_be_changed_in_place(how):
+    model = OneColumn(6, 3)
+    smooth, before, (x, _) = SmoothOut(model, 0.5), snapshot(model), batches(1)[0]
+    if how == "attached":
+        smooth.attach(sgd(model))
+        out = model(x)
+    else:
+        with smooth.perturbed():
+            out = checkpoint(model, x, use_reentrant=False)
+    out /= 2.0
+    if how == "attached":
+        out.sum().backward()
+    else:
+        with pytest.raises(RuntimeError, match="whose noise is gone by now"):
+            out.sum().backward()
+    assert_same(model, before)
+
+
+def test_an_input_that_is_handed_on_as_a_view_may_be_differentiated_elsewhere():
+    class HandsOn(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x.view(-1)
+
+    model, z = HandsOn(6, 3), torch.randn(4, 6, requires_grad=True)
+    SmoothOut(model, 0.5).attach(sgd(model))
+    x = z * 2
+    out, _ = model(x)
+    out.sum().backward(retain_graph=True)
+    x.sum().backward()  # not the model's affair
 
 
 def test_an_optimizer_that_steps_inside_the_backward_is_noticed_later_too():

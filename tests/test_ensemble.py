@@ -162,3 +162,11 @@ def test_bad_input():
     (gradient,) = torch.autograd.grad(loss, model.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         gradient.sum().backward()
+
+
+def test_only_the_models_parameters_get_gradients_and_that_is_said():
+    ensemble, x = SmoothOutEnsemble(nn.Linear(4, 3), 2), torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="batch holds a tensor that requires a gradient"):
+        ensemble.loss(lambda model, batch: model(batch).sum(), x)
+    with torch.no_grad():
+        ensemble.loss(lambda model, batch: model(batch).sum(), x)

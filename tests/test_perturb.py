@@ -253,6 +253,22 @@ def test_a_derived_noise_fills_in_its_own_way():
     assert (theta == 0.5).all()
 
 
+def test_a_derived_noise_draws_in_its_own_way():
+    class Ones(Uniform):
+        def draw(self, parameter, generator):
+            return torch.ones(parameter.shape)
+
+    class Named:
+        fill = 1.0  # nothing of ours
+
+        def draw(self, parameter, generator):
+            return torch.ones(parameter.shape)
+
+    for noise in (Ones(), Named()):
+        (theta, _) = SmoothOut(nn.Linear(4, 4), noise=noise)._perturbation.draw(0.1, 0)
+        assert (theta == 0.1).all()
+
+
 def test_a_failing_noise_leaves_clean_weights():
     class Fails:
         def draw(self, parameter, generator):
@@ -435,16 +451,63 @@ def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make):
     assert len(_global_optimizer_post_hooks) == hooks
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_writing_to_data_inside_is_noticed(dtype):
+    model = nn.Linear(4, 3, dtype=dtype)
+    smooth, before = SmoothOut(model), snapshot(model)
+    with pytest.raises(RuntimeError, match=r"bias was written.*Step after the context"), smooth.perturbed():
+        model(torch.randn(2, 4, dtype=dtype)).sum().backward()
+        for p in model.parameters():
+            p.data -= 0.1 * p.grad
+    assert_same(model, before)
+    with torch.no_grad():
+        model.bias.fill_(float("nan"))
+    with smooth.perturbed():
+        pass  # what is no number differs from itself
+
+
+def test_two_smoothouts_do_not_nest():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    one, other, apart = SmoothOut(model), SmoothOut(model[1]), SmoothOut(nn.Linear(4, 4))
+    before = snapshot(model)
+    with one.perturbed(), apart.perturbed():
+        with pytest.raises(RuntimeError, match="another SmoothOut has noise in these weights now"), other.perturbed():
+            pass
+    assert_same(model, before)
+    with other.perturbed():
+        pass
+    assert_same(model, before)
+
+
+def test_a_users_hook_on_the_state_dict_sees_clean_weights():
+    model = nn.Sequential(nn.Linear(4, 4))
+    smooth, clean = SmoothOut(model, 0.5), model[0].weight.detach().clone()
+
+    def rename(module, state, prefix, metadata):
+        state[prefix + "w"] = state.pop(prefix + "weight").half()
+
+    model[0].register_state_dict_post_hook(rename)
+    with smooth.perturbed():
+        assert torch.equal(model.state_dict()["0.w"], clean.half())
+
+
 def replace_data(model):
     model[0].weight.data = torch.zeros(4, 4)
 
 
-@pytest.mark.parametrize("move", [lambda model: model.double(), replace_data])
+def replace_parameter(model):
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+@pytest.mark.parametrize("move", [lambda model: model.double(), replace_data, replace_parameter])
 def test_weights_that_move_inside_are_clean_afterwards_and_named(move):
     model = nn.Sequential(nn.Linear(4, 4))
     smooth = SmoothOut(model)
     clean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with pytest.raises(RuntimeError, match=r"0\.weight got other memory while noise was applied"), smooth.perturbed():
+    with (
+        pytest.raises(RuntimeError, match=r"0\.weight was replaced or got other memory while noise was applied"),
+        smooth.perturbed(),
+    ):
         move(model)
     with pytest.raises(ZeroDivisionError), smooth.perturbed():
         model.to(torch.float64 if model[0].weight.dtype == torch.float32 else torch.float32)

@@ -10,7 +10,8 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import LBFGS, Optimizer
 
 from smoothout.hooks import Hook, remove_all, weak
-from smoothout.late_backward import LATE, in_backward, tensors_with_grad
+from smoothout.late_backward import LATE, in_backward, to_watch
 
 if TYPE_CHECKING:
     from smoothout.perturb import Perturbation
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 # What torch.optim uses: `torch.compiler.disable` would import the compiler (a second and a half) with this module.
 _untraced = torch._disable_dynamo
+
+
+IN_BACKWARD = (
+    "a parameter has a post-accumulate-grad hook or an optimizer of its own, which steps inside the backward: it would "
+    "write to weights that hold noise; step after the backward instead"
+)
 
 
 class Attachment:
@@ -43,6 +50,7 @@ class Attachment:
         self._backward_task = -1  # of the backward that will restore
         self._forward_ended = True
         self._forward_since_step = False
+        self._noise_left_in: int | None = None  # the step whose noise stays in the weights (denoise=False)
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._warned = False
@@ -51,8 +59,10 @@ class Attachment:
         self._hooks: list[Any] = [
             # Before FSDP's own pre-hook, which gathers the weights.
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True),
-            self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            self._model.register_forward_hook(Hook(self._after_forward), always_call=True, with_kwargs=True),
         ]
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()  # what was compiled before does not see these hooks
 
     # ---- what users call ---------------------------------------------------------------------------------------------
 
@@ -87,16 +97,16 @@ class Attachment:
             raise TypeError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list")
         if isinstance(optimizer, LBFGS):
             raise ValueError("LBFGS evaluates its closure at several points in one step: it cannot be attached")
-        if any(getattr(s.parameter, "_post_accumulate_grad_hooks", None) for s in self._weights.selected):
-            raise ValueError(
-                "a parameter has a post-accumulate-grad hook, as optimizers that step inside the backward use: they "
-                "would write to weights that hold noise; step after the backward instead"
-            )
+        signs = ("_post_accumulate_grad_hooks", "_in_backward_optimizers")
+        if any(getattr(s.parameter, sign, None) for s in self._weights.selected for sign in signs):
+            raise ValueError(IN_BACKWARD)
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
     @_untraced
     def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if _paused:
+            return
         if not torch.is_grad_enabled():  # clean: see _CleanPasses, which start when the forward has ended
             if self._weights.active and not self._forward_ended and not _calls_itself(self._model):
                 self.restore()  # an interrupt ended it: torch calls no hooks then
@@ -117,6 +127,8 @@ class Attachment:
                 return  # another forward of the same step: the same θ is in place
             self._weights.restore()
         smooth = self._smooth
+        if self.draw == "step" and self._noise_left_in == smooth.step_count:
+            return  # another forward of the same step: its θ was left in the weights
         self._draw_number += 1
         self._forward_ended = False
         self._weights.apply(smooth.current_strength, smooth.step_count, smooth._draw)
@@ -124,7 +136,7 @@ class Attachment:
             smooth._draw += 1
 
     @_untraced
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._weights.active or not torch.is_grad_enabled() or in_backward() or not module.training:
             return
         if sys.exc_info()[0] is not None and output is None:  # the forward raised
@@ -133,7 +145,7 @@ class Attachment:
         self._forward_ended = self._forward_since_step = True
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = True
-        outputs = tensors_with_grad(output)
+        outputs = to_watch(output, (args, kwargs))
         if not outputs:
             self.restore()  # no backward can start here
             return
@@ -150,18 +162,22 @@ class Attachment:
         task = torch._C._current_graph_task_id()
         if task != self._backward_task:
             self._backward_task = task
+            self._clean_passes.end()  # one that an interrupt ended: torch calls no hooks then
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
         self._backward_task = -1
         self._clean_passes.stop()
         if self._weights.active:
+            self._noise_left_in = None if self._smooth.denoise else self._smooth.step_count
             self._weights.restore() if self._smooth.denoise else self._weights.keep()
 
     # ---- the optimizer's step ----------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.restore()  # noise of a forward that had no backward
+        if in_backward():
+            raise RuntimeError(IN_BACKWARD)
         self._stepping.add(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -206,7 +222,15 @@ class _CleanPasses:
             ]
 
     def stop(self) -> None:
+        self.end()
         remove_all(self._hooks)
+
+    def end(self) -> None:
+        """The pass that is under way is over: the noise is in place again."""
+        if self._inside is not None:
+            self._inside = None
+            self._weights.swap_in(self._noisy)
+            self._noisy = []
 
     @_untraced
     def _enter(self, module: nn.Module, *_: Any) -> None:
@@ -217,9 +241,21 @@ class _CleanPasses:
     @_untraced
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is self._inside:
-            self._inside = None
-            self._weights.swap_in(self._noisy)
-            self._noisy = []
+            self.end()
+
+
+_paused = 0
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Attached models take no noise inside, whatever their mode: a measurement is of the weights that it is given."""
+    global _paused
+    _paused += 1
+    try:
+        yield
+    finally:
+        _paused -= 1
 
 
 def _calls_itself(model: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from smoothout.filters import Scale
+from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
 from smoothout.select import Predicate
 from smoothout.smooth import check_model, check_strength, make_perturbation
@@ -59,9 +60,11 @@ class SmoothOutEnsemble:
     def loss(self, loss_fn: LossFunction, batch: Any) -> Tensor:
         """The mean of `loss_fn(model at w + θᵢ, batch)`; its backward gives the mean gradient (first derivatives only).
 
-        The gradient is taken here, chunk by chunk, and handed out by `backward()`; without gradients enabled only the
-        loss is computed.
+        The gradient is taken here, chunk by chunk, and handed out by `backward()`, to the model's own parameters only;
+        without gradients enabled only the loss is computed.
         """
+        if torch.is_grad_enabled() and tensors_with_grad(batch):
+            raise ValueError("batch holds a tensor that requires a gradient, but only the model's get one: detach it")
         objective = _Objective(self.model, loss_fn)
         trainable: dict[str, Tensor] = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         if not torch.is_grad_enabled() or not trainable:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from smoothout import filters, sharding
 from smoothout.blocks import Block, Piece, filter_factors
-from smoothout.noise import MadeOfInt16, Noise, random_int16, state_of_words
+from smoothout.noise import ElementwiseNoise, MadeOfInt16, Noise, random_int16, shares_fills, state_of_words
 from smoothout.select import Selected
 
 # Elements whose random integers, 4 MiB, are drawn before the first is used. One thread draws and all read: memory
@@ -146,7 +146,7 @@ class Foreach:
                 if integers is not None:
                     assert isinstance(noise, MadeOfInt16)
                     noise.make(integers, raw)
-                elif hasattr(noise, "fill"):
+                elif isinstance(noise, ElementwiseNoise) and shares_fills(noise):
                     noise.fill(raw, self._generator(job, position))
                 else:
                     raw = self._users_own(job.block, self._generator(job, position))
@@ -155,7 +155,8 @@ class Foreach:
 
     def _as_integers(self, job: _Job) -> bool:
         """Whether integers are drawn first: not if a class derived from ours fills in a way of its own."""
-        return job.block.device.type == "cpu" and getattr(type(self._noise), "fill", None) is MadeOfInt16.fill
+        own = shares_fills(self._noise) and getattr(type(self._noise), "fill", None) is MadeOfInt16.fill
+        return own and job.block.device.type == "cpu"
 
     def _users_own(self, block: Block, generator: torch.Generator) -> Tensor:
         (piece,) = block.pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -36,12 +36,13 @@ class StateDictHook:
     """
 
     def __init__(self, modules: Iterable[nn.Module], hook: Hook) -> None:
-        self._dictionaries = [module._state_dict_hooks for module in modules]
+        self._dictionaries = [cast("OrderedDict[int, Any]", module._state_dict_hooks) for module in modules]
         self._hook, self._number = hook, RemovableHandle(OrderedDict()).id
 
     def put_on(self) -> None:
         for hooks in self._dictionaries:
             hooks[self._number] = self._hook
+            hooks.move_to_end(self._number, last=False)  # a user's own may rename or convert what this one cleans
 
     def remove(self) -> None:
         for hooks in self._dictionaries:

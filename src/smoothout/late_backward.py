@@ -30,6 +30,17 @@ def tensors_with_grad(output: Any, depth: int = 3) -> list[Tensor]:
     return found
 
 
+def to_watch(output: Any, inputs: Any) -> list[Tensor]:
+    """The tensors whose gradients tell that a backward has come to a model's output.
+
+    An operation in place on a view (`out /= 2` after `squeeze`) leads the gradient past the view, by what it is a view
+    of. If that is the model's own input, other backwards pass there as well.
+    """
+    tensors, given = tensors_with_grad(output), {id(tensor) for tensor in tensors_with_grad(inputs)}
+    bases = [t._base for t in tensors if t._base is not None and t._base.grad_fn is not None]
+    return [*tensors, *(base for base in bases if id(base) not in given)]
+
+
 def _parts(thing: Any) -> list[Any]:
     """What an object holds, in its `__dict__` and in slots (dataclasses have either)."""
     slots = [getattr(cls, "__slots__", ()) for cls in type(thing).__mro__]
@@ -77,7 +88,7 @@ class LateBackwardGuard:
         if torch.compiler.is_compiling() or not self._perturbation.noisy:
             return
         draw_number = self._draw_number
-        for tensor in tensors_with_grad(output):
+        for tensor in to_watch(output, (args, kwargs)):
             tensor.register_hook(lambda grad: self.check(draw_number))
         # Re-entrant checkpointing runs the forward without gradients and again, with them, inside the backward.
         if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)) and self._recompute_hook is None:

@@ -24,7 +24,7 @@ class Noise(Protocol):
     def draw(self, parameter: Tensor, generator: torch.Generator) -> Tensor: ...
 
 
-class _ElementwiseNoise:
+class ElementwiseNoise:
     """Noise whose elements are independent and alike, so that many tensors can share one fill."""
 
     def fill(self, out: Tensor, generator: torch.Generator) -> None:
@@ -35,6 +35,11 @@ class _ElementwiseNoise:
         out = torch.empty(parameter.numel(), dtype=torch.float32, device=parameter.device)
         self.fill(out, generator)
         return out.view(parameter.shape)
+
+
+def shares_fills(noise: Noise) -> bool:
+    """Whether many tensors can share one fill. A class derived from ours may have a `draw` of its own: that counts."""
+    return isinstance(noise, ElementwiseNoise) and type(noise).draw is ElementwiseNoise.draw
 
 
 _own = threading.local()  # each thread's bit generator: to make one takes as long as to fill a small tensor
@@ -62,7 +67,7 @@ def random_int16(count: int, state: bytes) -> Tensor:
     return torch.from_numpy(_own.bits.random_raw((count + 3) // 4).view(np.int16)[:count])
 
 
-class MadeOfInt16(_ElementwiseNoise):
+class MadeOfInt16(ElementwiseNoise):
     """Noise that on a CPU is made of random integers, which can be drawn before there is room for the noise."""
 
     def make(self, integers: Tensor, out: Tensor) -> None:
@@ -101,7 +106,7 @@ class Uniform(MadeOfInt16):
 
 
 @dataclass(frozen=True)
-class Gaussian(_ElementwiseNoise):
+class Gaussian(ElementwiseNoise):
     """n ~ N(0, 1): the strength a is the standard deviation."""
 
     def fill(self, out: Tensor, generator: torch.Generator) -> None:
@@ -120,7 +125,7 @@ class Rademacher(MadeOfInt16):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_ElementwiseNoise):
+class Bernoulli(ElementwiseNoise):
     """n = −1 with probability p, else 0. With `scale="weight"` and a = 1 this is the paper's view of dropout.
 
     Args:
@@ -137,7 +142,7 @@ class Bernoulli(_ElementwiseNoise):
         out.bernoulli_(self.p, generator=generator).neg_()
 
 
-NAMES: dict[str, type[_ElementwiseNoise]] = {
+NAMES: dict[str, type[ElementwiseNoise]] = {
     "uniform": Uniform,
     "gaussian": Gaussian,
     "rademacher": Rademacher,

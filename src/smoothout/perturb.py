@@ -22,7 +22,7 @@ from smoothout.blocks import cut_into_blocks, overlap
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
 from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
-from smoothout.noise import Bernoulli, Noise
+from smoothout.noise import Bernoulli, Noise, shares_fills
 from smoothout.select import Selected
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Perturbation:
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
+        self._witness: Tensor | None = None  # the noisy values of the smallest weight
         self._sharded_modules = sharding.sharded_modules(model)
         self._refresh()
 
@@ -82,6 +83,7 @@ class Perturbation:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
             self._refresh()
+            self._refuse_nesting()
             if strength == 0.0:
                 torch._foreach_copy_(self._backups, self._weights)
             elif self._fused is not None:
@@ -92,6 +94,7 @@ class Perturbation:
         self._versions = [p._version for p in self._parameters]
         self.noisy = False
         self._stepped = set()
+        _applied.add(self)
         self._state_dict_hook.put_on()
         self._global_hooks.append(register_optimizer_step_post_hook(weak(self._note_step)))
         self._add(strength, step, draw, sign, back_up=True)
@@ -115,9 +118,18 @@ class Perturbation:
                 else:
                     (self._foreach.apply if back_up else self._foreach.add)(self.seed, sign * strength, step, draw)
             self._after_write()
+            self._witness = None if self._smallest.is_cuda else self._smallest.clone()
         except BaseException:
             self._copy_back()
             raise
+
+    def _refuse_nesting(self) -> None:
+        others = {id(p) for other in _applied if other is not self for p in other._parameters}
+        if others and not others.isdisjoint(map(id, self._parameters)):
+            raise RuntimeError(
+                "another SmoothOut has noise in these weights now: noise does not nest; leave its context, or finish "
+                "its backward, first"
+            )
 
     @property
     def local_weights(self) -> list[Tensor]:
@@ -135,6 +147,8 @@ class Perturbation:
                     for s, p, version in zip(self.selected, self._parameters, self._versions)
                     if p._version != version or id(p) in self._stepped
                 ]
+            if not written and self.noisy and self._differs_from_witness():
+                written = [self.selected[self._smallest_index].name]
             moved = self._bring_back_moved() if self.noisy else []
             if self.noisy or written:
                 self._copy_back()
@@ -145,8 +159,8 @@ class Perturbation:
             raise
         if moved and check:
             raise RuntimeError(
-                f"{moved[0]} got other memory while noise was applied: model.to() or `.data =` inside the context? It "
-                "has its values from before the noise again. Convert or replace weights outside the context."
+                f"{moved[0]} was replaced or got other memory while noise was applied: model.to() or `.data =` inside "
+                "the context? It has its values from before the noise again. Convert or replace weights outside it."
             )
         if written and check:
             others = f" and {len(written) - 1} other weights were" if len(written) > 1 else " was"
@@ -158,6 +172,8 @@ class Perturbation:
     def keep(self) -> None:
         """Leave the weights as they are now: training without de-noising, the paper's ablation."""
         self.active = self.noisy = False
+        self._witness = None
+        _applied.discard(self)
         self._state_dict_hook.remove()
         remove_all(self._global_hooks)
 
@@ -166,21 +182,25 @@ class Perturbation:
         written = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         self._stepped |= written & {id(p) for p in self._parameters}
 
+    def _differs_from_witness(self) -> bool:
+        """Whether somebody wrote past autograd, such as by `p.data -= …`. On a GPU to look would be to wait for it."""
+        values = self._smallest
+        return self._witness is not None and not torch.equal(values, self._witness) and not bool(values.isnan().any())
+
     def _bring_back_moved(self) -> list[str]:
-        """Clean values for parameters whose memory was replaced under the noise, and their names."""
+        """Clean values for parameters that were replaced, or their memory was, under the noise; and their names."""
         sharding.reshard(self._sharded_modules)
+        parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
         addresses = _addresses(self._parameters)
-        if addresses == self._addresses:
+        if addresses == self._addresses and all(map(operator.is_, parameters, self._parameters)):
             return []
         moved = []
-        for selected, parameter, address, old_address, backup in zip(
-            self.selected, self._parameters, addresses, self._addresses, self._backups
-        ):
-            if address != old_address:
+        for i, (selected, new, old) in enumerate(zip(self.selected, parameters, self._parameters)):
+            if new is not old or addresses[i] != self._addresses[i]:
                 moved.append(selected.name)
-                local = sharding.local_part(parameter).local
-                if local.shape == backup.shape:
-                    local.copy_(backup)
+                local = None if new is None else sharding.local_part(new).local
+                if local is not None and local.shape == self._backups[i].shape:
+                    local.copy_(self._backups[i])
         return moved
 
     def _copy_back(self) -> None:
@@ -286,6 +306,8 @@ class Perturbation:
         self._weights = [shard.local for shard in shards]
         self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
+        self._smallest_index = min(range(len(shards)), key=lambda i: self._weights[i].numel() or 2**63)
+        self._smallest = self._weights[self._smallest_index]
         self._slots = self._owners_of_parameters()
         self._state_dict_hook.remove()
         self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
@@ -293,8 +315,7 @@ class Perturbation:
         overlaps = overlap(self._weights)
         self._fused = None if overlaps else self._fuse(shards, layouts)
         # A user's own noise draws parameter by parameter.
-        share = hasattr(self.noise, "fill")
-        cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, share)
+        cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, shares_fills(self.noise))
         self._blocks = [] if self._fused is not None else cut
         self._foreach = Foreach(
             self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale, overlaps
@@ -337,6 +358,9 @@ class Perturbation:
             for i, (p, shard, backup, layout) in enumerate(zip(self._parameters, shards, self._backups, layouts))
         ]
         return fuse(parts, self.noise, self.scale)
+
+
+_applied: weakref.WeakSet[Perturbation] = weakref.WeakSet()  # those whose noise is in weights now
 
 
 def _outside_inference_mode() -> AbstractContextManager[Any]:

@@ -263,3 +263,12 @@ def test_works_under_no_grad_and_inference_mode():
     with torch.inference_mode():
         assert measure.sharpness(model, cross_entropy, data) == expected
     assert measure.sensitivity(model, cross_entropy, data, [0.0], accuracy_fn=accuracy).accuracies is not None
+
+
+def test_an_attached_model_is_measured_without_noise_in_training_mode_too():
+    model, data = mlp(), batches()
+    free = measure.sharpness(model, cross_entropy, data, train_mode=True, restarts=1, max_iterations=1).base_loss
+    SmoothOut(model, 0.5).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    attached = measure.sharpness(model, cross_entropy, data, train_mode=True, restarts=1, max_iterations=1).base_loss
+    assert attached == free
+    measure.curvature(model, cross_entropy, data, train_mode=True, max_iterations=2)
