@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+from smoothout.lab import data as datasets
 from smoothout.lab.cli import run
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.runs import load_run
@@ -81,11 +83,25 @@ def test_every_setting_has_a_flag(smoothout):
         assert f"--{setting.name.replace('_', '-')}" in said
 
 
-@pytest.mark.parametrize("command", [["train"], ["data"], ["doctor"]])
+COMMANDS = ("demo", "train", "measure", "reproduce", "report", "data", "doctor")
+SUBCOMMANDS = {
+    "measure": ("sharpness", "sensitivity", "landscape", "curvature", "interpolate"),
+    "data": ("list", "fetch", "verify"),
+}
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_has_worked_examples(smoothout, command):
-    code, said, _ = smoothout(*command, "--help")
+    code, said, _ = smoothout(*command.split(), "--help")
     assert code == 0
-    assert said.count(f"smoothout {command[0]}") >= 3  # the usage line and two examples
+    assert said.count(f"smoothout {command}") >= 3  # the usage line and two examples
+
+
+@pytest.mark.parametrize("command", [f"{one} {two}" for one, several in SUBCOMMANDS.items() for two in several])
+def test_help_of_a_subcommand_has_a_worked_example(smoothout, command):
+    code, said, _ = smoothout(*command.split(), "--help")
+    assert code == 0
+    assert said.count(f"smoothout {command}") >= 2  # the usage line and the example
 
 
 @pytest.mark.parametrize(
@@ -137,6 +153,25 @@ def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
         assert "digits      embedded" in said
         assert "mnist       not here: smoothout data fetch mnist" in said
         assert str(tmp_path) in said
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["fetch", "mnist"], ["verify", "mnist"]])
+def test_data_root_may_stand_before_or_after_the_subcommand(smoothout, monkeypatch, arguments):
+    seen = []
+    roots = {"status": 0, "fetch": 1, "verify": 1}
+
+    for name, place in roots.items():
+
+        def look(*given, place=place):
+            seen.append(given[place])
+            raise ValueError("enough")
+
+        monkeypatch.setattr(datasets, name, look)
+    smoothout("data", "--data-root", "group", *arguments)
+    smoothout("data", *arguments, "--data-root", "own")
+    smoothout("data", "--data-root", "group", *arguments, "--data-root", "own")
+    smoothout("data", *arguments)
+    assert seen == [Path("group"), Path("own"), Path("own"), None]
 
 
 def test_data_verifies(smoothout):
