@@ -297,10 +297,13 @@ def test_progress_and_json():
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         measure.sharpness(mlp(), cross_entropy, batches(), **options)
-    with pytest.raises(TypeError, match="seed='a': give a whole number of 64 bits"):
-        measure.sharpness(mlp(), cross_entropy, batches(), seed="a")
     with pytest.raises(ValueError, match="−1 at the start"):
         sharpness_at(FunctionLossAt(lambda w: w.sum() - 1, torch.zeros(2)))
+
+
+def test_a_seed_is_a_number():
+    with pytest.raises(TypeError, match="seed='a': give a whole number of 64 bits"):
+        measure.sharpness(mlp(), cross_entropy, batches(), seed="a")
 
 
 def test_numbers_of_numpy():

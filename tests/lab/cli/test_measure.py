@@ -94,6 +94,7 @@ def test_a_device_that_is_neither_cpu_nor_cuda(runs):
         (b"cut short", "model.safetensors: is not a file of weights, or is damaged"),
         (safetensors.torch.save({"a": torch.ones(2)}), "its weights are not those of its network, mlp"),
     ],
+    ids=["damaged", "of another network"],
 )
 def test_weights_that_cannot_be_used(runs, tmp_path, content, message):
     shutil.copytree(runs / "a", tmp_path / "run")
