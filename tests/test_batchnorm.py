@@ -60,3 +60,10 @@ def test_update_bn_takes_tensors_and_pairs_by_default_and_needs_no_batchnorm():
     update_bn(twin, [(x, None) for x in data])
     assert torch.equal(model[1].running_var, twin[1].running_var)
     update_bn(nn.Linear(2, 2), iter([]))
+
+
+def test_update_bn_of_a_model_without_parameters():
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False))
+    x = torch.randn(8, 4)
+    update_bn(model, [x])
+    torch.testing.assert_close(model[0].running_mean, x.mean(0))

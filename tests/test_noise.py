@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,3 +159,15 @@ def test_theorem_2_fails_on_a_quadratic_beyond_a_over_root_three():
 
     assert smoothed_minimum - 5 * error > maximum(0.98 * a / math.sqrt(3))
     assert smoothed_minimum + 5 * error < maximum(1.02 * a / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("p", "error"), [("x", TypeError), (None, TypeError), (1.5, ValueError), (math.nan, ValueError)]
+)
+def test_the_probability_of_bernoulli_is_a_number_from_0_to_1(p, error):
+    with pytest.raises(error, match=r"Bernoulli\(p=.*\): p is a probability"):
+        Bernoulli(p)
+
+
+def test_a_probability_of_numpy():
+    assert repr(Bernoulli(np.float32(0.25))) == "Bernoulli(p=0.25)"

@@ -283,6 +283,19 @@ def test_a_failing_noise_leaves_clean_weights():
     assert_same(model, before)
 
 
+def test_a_noise_that_draws_no_tensor_is_told_what_to_return():
+    class DrawsLists:
+        def draw(self, parameter, generator):
+            return torch.ones_like(parameter).tolist()
+
+    model = nn.Linear(4, 4)
+    before = snapshot(model)
+    with pytest.raises(TypeError, match=r"drew a list for weight: draw\(parameter, generator\) must return a tensor"):
+        with SmoothOut(model, noise=DrawsLists()).perturbed():
+            pytest.fail("must not be entered")
+    assert_same(model, before)
+
+
 def test_gradient_inside_is_the_gradient_at_w_plus_theta():
     for case in CASES.values():
         model = case.build().double()

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from smoothout import schedule
@@ -34,3 +35,7 @@ def test_schedules_are_values():
     for bad in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match="whole number of at least 1"):
             schedule.Cosine(bad)
+
+
+def test_steps_of_numpy():
+    assert repr(schedule.Tanh(np.int64(5))) == "Tanh(steps=5, rising=True)"

@@ -6,6 +6,7 @@ weights. `frozen_statistics` leaves them alone instead; `update_bn` measures the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,4 +77,5 @@ def update_bn(
 
 def _call_with_first_tensor(model: nn.Module, batch: Any) -> Any:
     x = batch if isinstance(batch, Tensor) else batch[0]
-    return model(x.to(next(model.parameters()).device))
+    # Without a parameter, as where all norms are affine=False, the running statistics say where the model is.
+    return model(x.to(next(itertools.chain(model.parameters(), model.buffers())).device))

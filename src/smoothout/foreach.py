@@ -163,6 +163,11 @@ class Foreach:
         selected = self._selected[piece.parameter]
         parameter = sharding.whole(selected.parameter)
         raw = self._noise.draw(parameter, generator)
+        if not isinstance(raw, Tensor):
+            raise TypeError(
+                f"noise {self._noise!r} drew a {type(raw).__name__} for {selected.name}: draw(parameter, generator) "
+                "must return a tensor of the parameter's shape"
+            )
         if raw.shape != parameter.shape:
             raise ValueError(
                 f"noise {self._noise!r} drew a tensor of shape {tuple(raw.shape)} for {selected.name}, whose shape is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import struct
 import threading
 from dataclasses import dataclass
@@ -135,8 +136,11 @@ class Bernoulli(ElementwiseNoise):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.p, numbers.Real):
+            raise TypeError(f"Bernoulli(p={self.p!r}): p is a probability, a number between 0 and 1")
         if not 0.0 <= self.p <= 1.0:
             raise ValueError(f"Bernoulli(p={self.p!r}): p is a probability, between 0 and 1")
+        object.__setattr__(self, "p", float(self.p))
 
     def fill(self, out: Tensor, generator: torch.Generator) -> None:
         out.bernoulli_(self.p, generator=generator).neg_()

@@ -6,8 +6,11 @@ Any callable from an int to a finite, non-negative float is a schedule. Those he
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from smoothout.checks import is_whole
 
 Schedule = Callable[[int], float]
 
@@ -23,8 +26,9 @@ class _OverSteps:
     steps: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+        if not is_whole(self.steps) or self.steps < 1:
             raise ValueError(f"{type(self).__name__}(steps={self.steps!r}): steps is a whole number of at least 1")
+        object.__setattr__(self, "steps", operator.index(self.steps))  # NumPy's becomes Python's
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ def test_hash_of_an_old_run_survives_a_new_setting():
         ({"method": "adasmoothout", "scale": "absolute", "strength": 1}, "that is method='smoothout'"),
         ({"noise": "rademacher"}, "no strength is known"),
         ({"noise": "bernoulli", "strength": 1}, "needs scale='weight'"),
+        ({"noise": "bernoulli"}, "needs scale='weight'"),
+        ({"method": "ensemble", "strength_schedule": "linear"}, "strength_schedule='linear': method='ensemble' does"),
+        ({"method": "ensemble", "strength_warmup": 2}, "strength_warmup=2.0: method='ensemble' does not use it"),
+        ({"method": "ensemble", "denoise": False}, "denoise=False: method='ensemble' does not use it"),
+        ({"method": "ensemble", "draws": 4, "antithetic": True}, "antithetic=True: method='ensemble' does not use it"),
         ({"dropout": 2}, "a probability"),
         ({"seed": -1}, "seed=-1"),
         ({"method": "sam", "log_smoothed_loss": True}, "method='sam' draws none"),
@@ -70,6 +75,16 @@ def test_hash_of_an_old_run_survives_a_new_setting():
 def test_a_wrong_setting_is_named(settings, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         resolve(**settings)
+
+
+def test_fixed_copies_have_no_schedule_though_their_preset_has_one():
+    of_preset = {"model": "f1", "preset": "authors", "draws": 4}
+    assert resolve(method="smoothout", **of_preset).strength_schedule == "tanh-falling"
+    config = resolve(method="ensemble", **of_preset)
+    assert config.strength_schedule == "constant"
+    assert resolve(method="ensemble", strength_schedule="constant", denoise=True, **of_preset) == config
+    # A run that was saved with one before it was refused can be read.
+    assert Config.from_dict(config.to_dict() | {"strength_schedule": "linear"}).strength_schedule == "linear"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A pack gives back what the run folders held, weights apart."""
 
 import json
+import re
 
 import pytest
 
@@ -51,3 +52,10 @@ def test_a_damaged_pack_is_named(tmp_path):
     pack.write_text(json.dumps({"run": "../a", "metrics": {}, "files": {}}) + "\n")
     with pytest.raises(RunError, match=r"leaves the folder"):
         packs.unpack(pack, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "metrics.jsonl", "measurements/sensitivity-train.json"])
+def test_a_damaged_file_of_a_run_is_named(run, tmp_path, name):
+    (run / name).write_text('{"cut sho')
+    with pytest.raises(RunError, match=re.escape(f"{run / name}: is not ")):
+        packs.pack([run], tmp_path / "runs")

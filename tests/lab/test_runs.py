@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from smoothout.lab.config import resolve
+from smoothout.lab.experiments.records import look
 from smoothout.lab.runs import (
     CHECKPOINT,
     PREVIOUS,
@@ -147,6 +149,51 @@ def test_a_broken_configuration_file(tmp_path):
     (tmp_path / "config.json").write_text('{"settings": {"epochs"')
     with pytest.raises(RunError, match="is not the configuration of a run"):
         load_run(tmp_path)
+
+
+DAMAGED = [
+    ("result.json", "{}", "is not the record of a finished run, or is damaged (it has no 'last')"),
+    ("result.json", '{"config_hash": "8', "is not the record of a finished run, or is damaged (Unterminated string"),
+    ("metrics.jsonl", "{}", "is not one line of metrics an epoch, or is damaged (it has no 'epoch')"),
+    ("metrics.jsonl", "[]", "is not one line of metrics an epoch, or is damaged"),
+    ("metrics.jsonl", '{"epoch": 1, "upd', "is not one line of metrics an epoch, or is damaged (Unterminated string"),
+    ("config.json", "{}", "is not the configuration of a run, or is damaged (it has no 'settings')"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGED)
+def test_a_damaged_file_is_named(tmp_path, name, content, message):
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / name}: {message}")):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "which"), [("model.safetensors", "last"), ("best.safetensors", "best")])
+def test_damaged_weights_are_named(tmp_path, name, which):
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
+        folder.write_weights(name, {"a": torch.ones(3)}, epoch=2)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-4])
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / name}: is not a file of weights, or is damaged")):
+        load_run(tmp_path).weights(which)
+
+
+def test_a_damaged_provenance_is_named_before_it_is_written(tmp_path):
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
+        (tmp_path / "provenance.json").write_text("{}")
+        with pytest.raises(RunError, match=r"provenance\.json: is not the provenance of a run"):
+            begin(folder)
+
+
+def test_a_damaged_failure_is_named(tmp_path):
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
+    (tmp_path / "failed.json").write_text("{}")
+    with pytest.raises(RunError, match=r"failed\.json: is not the failure of a run.*it has no 'message'"):
+        look(tmp_path)
 
 
 LOCK_HOLDER = """

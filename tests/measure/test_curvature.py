@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from networks import Function, batches, cross_entropy, mlp, trained, value_of
@@ -118,10 +119,21 @@ def test_progress_and_json():
     assert Curvature.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+def test_numbers_of_numpy():
+    plain = {"top": 2, "probes": 3, "max_iterations": 5, "seed": 4}
+    found, expected = (
+        measure.curvature(mlp(), cross_entropy, batches(), **{k: kind(v) for k, v in plain.items()})
+        for kind in (np.int64, int)
+    )
+    assert found.to_json() == json.loads(json.dumps(expected.to_json()))
+
+
 def test_bad_options_are_named():
     for options, words in (({"top": 0}, "top=0"), ({"top": 10**6}, "top=1000000"), ({"probes": 1}, "probes=1")):
         with pytest.raises(ValueError, match=words):
             measure.curvature(mlp(), cross_entropy, batches(), max_iterations=10**6, **options)
+    with pytest.raises(TypeError, match="seed='a': give a whole number"):
+        measure.curvature(mlp(), cross_entropy, batches(), seed="a")
     with pytest.raises(ValueError, match="max_iterations=2"):
         measure.curvature(mlp(), cross_entropy, batches(), top=3, max_iterations=2)
     square_root = Function(lambda w: w.sqrt().sum(), torch.zeros(2))

@@ -127,3 +127,10 @@ def test_mismatched_checkpoints_say_which():
         run(a, b, batchnorm="freeze")
     with pytest.raises(ValueError, match="alphas"):
         measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])
+
+
+@pytest.mark.parametrize("alphas", [0.5, "0.5", ["a"], None])
+def test_alphas_are_a_list_of_numbers(alphas):
+    a, b = states()
+    with pytest.raises(TypeError, match=r"alphas=.*: give a list of numbers, such as \[0.0, 0.5, 1.0\]"):
+        measure.interpolate(mlp(), a, b, cross_entropy, batches(), alphas)

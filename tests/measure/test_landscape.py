@@ -129,3 +129,11 @@ def test_progress_and_json():
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         measure.landscape(mlp(), cross_entropy, batches(), **options)
+
+
+def test_numbers_of_numpy():
+    model = Function(lambda w: (w**2).sum(), torch.ones(3))
+    for whole in ({"dims": 2, "steps": 3}, {"dims": 1, "steps": 4, "directions": 2}):
+        of_numpy = {name: np.int64(value) for name, value in whole.items()}
+        found = measure.landscape(model, value_of, [0], span=np.float32(0.5), **of_numpy)
+        assert found == measure.landscape(model, value_of, [0], span=0.5, **whole)

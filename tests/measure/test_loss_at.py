@@ -1,3 +1,4 @@
+import collections
 import random
 
 import numpy as np
@@ -127,6 +128,7 @@ def test_batches_weigh_by_their_length():
     with model_loss_at(model, cross_entropy, data) as many, torch.no_grad():
         assert many.loss(many.start) == pytest.approx(cross_entropy(model, (x, y)).item(), rel=1e-6)
     assert weight_of({"image": x, "label": y}) == len(x)
+    assert weight_of(collections.UserDict({"image": x, "label": y})) == len(x)  # as Transformers' BatchEncoding
     assert weight_of((3, [torch.zeros(2), x])) == 2
     assert weight_of((torch.tensor(1.0), x)) == weight_of("none") == 1
 

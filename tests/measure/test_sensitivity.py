@@ -209,3 +209,15 @@ def test_progress_and_json():
 def test_bad_options_are_named(strengths, options, words):
     with pytest.raises(ValueError, match=words):
         measure.sensitivity(bowl(), value_of, [0], strengths, **options)
+
+
+@pytest.mark.parametrize("strengths", [0.1, "0.1", ["a"], [None], torch.tensor(0.1)])
+def test_strengths_are_a_list_of_numbers(strengths):
+    with pytest.raises(TypeError, match=r"strengths=.*: give a list of numbers, such as \[0.0, 0.01, 0.02\]"):
+        measure.sensitivity(bowl(), value_of, [0], strengths)
+
+
+def test_numbers_of_numpy():
+    found = measure.sensitivity(bowl(), value_of, [0], np.array([0.25, 0.5]), draws=np.int64(2), seed=np.int64(3))
+    assert found == measure.sensitivity(bowl(), value_of, [0], [0.25, 0.5], draws=2, seed=3)
+    json.dumps(found.to_json())

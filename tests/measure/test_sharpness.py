@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -290,6 +291,7 @@ def test_progress_and_json():
         ({"subspace": 0}, "subspace=0"),
         ({"subspace": 10**6}, "subspace=1000000"),
         ({"subspace": 3, "scale": "filter"}, "subspace=3"),
+        ({"seed": 2**70}, f"seed={2**70}: give a whole number of 64 bits"),
     ],
 )
 def test_bad_options_are_named(options, words):
@@ -297,3 +299,17 @@ def test_bad_options_are_named(options, words):
         measure.sharpness(mlp(), cross_entropy, batches(), **options)
     with pytest.raises(ValueError, match="−1 at the start"):
         sharpness_at(FunctionLossAt(lambda w: w.sum() - 1, torch.zeros(2)))
+
+
+def test_a_seed_is_a_number():
+    with pytest.raises(TypeError, match="seed='a': give a whole number of 64 bits"):
+        measure.sharpness(mlp(), cross_entropy, batches(), seed="a")
+
+
+def test_numbers_of_numpy():
+    whole = {"restarts": 2, "max_iterations": 3, "subspace": 4, "seed": 5}
+    found, expected = (
+        measure.sharpness(mlp(), cross_entropy, batches(), epsilon=ε, **{k: kind(v) for k, v in whole.items()})
+        for kind, ε in ((np.int64, np.float32(2**-11)), (int, 2**-11))
+    )
+    assert found == expected

@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from networks import Function, batches, cross_entropy, mlp, trained, value_of
@@ -71,3 +72,15 @@ def test_bad_options_are_named():
     ):
         with pytest.raises(ValueError, match=words):
             smoothout.suggest_strength(mlp(), cross_entropy, batches(), **options)
+    with pytest.raises(TypeError, match=r"strengths=0\.1: give a list of numbers"):
+        smoothout.suggest_strength(mlp(), cross_entropy, batches(), strengths=0.1)
+
+
+def test_numbers_of_numpy():
+    found = smoothout.suggest_strength(
+        mlp(), cross_entropy, batches(), rise=np.float32(0.5), draws=np.int64(2), strengths=np.array([0.25, 0.5])
+    )
+    assert found == smoothout.suggest_strength(
+        mlp(), cross_entropy, batches(), rise=0.5, draws=2, strengths=[0.25, 0.5]
+    )
+    json.dumps(found.to_json())

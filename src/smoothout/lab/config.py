@@ -180,9 +180,11 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     from_regime = regime_of(model).settings(asked.get("epochs"))
     from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"])
     entry = METHODS[method]
-    settings = {**from_regime, **from_preset, **entry.settings, **settings}
+    _refuse_ignored(method, asked)
+    neutral = {name: getattr(Config, name) for name in entry.ignores}
+    settings = {**from_regime, **from_preset, **entry.settings, **settings, **neutral}
     if entry.takes_noise:
-        _check_scale(method, settings.setdefault("scale", entry.scale))
+        _check_scale(method, settings.get("noise", Config.noise), settings.setdefault("scale", entry.scale))
         if "strength" not in settings:
             settings["strength"] = _known_strength(settings)
     else:
@@ -284,10 +286,22 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError(f"seed={config.seed}: a whole number from 0 to 2⁶³ − 1 is needed")
 
 
-def _check_scale(method: str, scale: str) -> None:
+def _refuse_ignored(method: str, asked: Mapping[str, Any]) -> None:
+    """Of what is asked for only: a saved run that has such a setting can still be read."""
+    for name in METHODS[method].ignores:
+        if asked.get(name, getattr(Config, name)) != getattr(Config, name):
+            raise ConfigError(
+                f"{name}={asked[name]!r}: method={method!r} does not use it, since the noise of its copies never "
+                "changes and never enters the weights: leave it out, or choose method='smoothout'"
+            )
+
+
+def _check_scale(method: str, noise: str, scale: str) -> None:
     if (scale == "filter") != (METHODS[method].scale == "filter"):
         other = "adasmoothout" if scale == "filter" else "smoothout"
         raise ConfigError(f"method={method!r} with scale={scale!r}: that is method={other!r}")
+    if noise == "bernoulli" and scale != "weight":
+        raise ConfigError(f"noise='bernoulli' needs scale='weight' (the paper's view of dropout), not {scale!r}")
 
 
 def _check_together(config: Config) -> None:
@@ -301,8 +315,5 @@ def _check_together(config: Config) -> None:
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
-    if not METHODS[config.method].takes_noise:
-        return
-    _check_scale(config.method, config.scale)
-    if config.noise == "bernoulli" and config.scale != "weight":
-        raise ConfigError(f"noise='bernoulli' needs scale='weight' (the paper's view of dropout), not {config.scale!r}")
+    if METHODS[config.method].takes_noise:
+        _check_scale(config.method, config.noise, config.scale)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from smoothout import measure
-from smoothout.lab.runs import write_atomically
+from smoothout.lab.files import read_as, write_atomically
 from smoothout.lab.trained import Trained, accuracy, mean_loss
 
 WITH_ACCURACY = ("sensitivity", "landscape")
@@ -48,9 +48,10 @@ def load_all(run: Path) -> dict[str, Measurement]:
     """Every measurement of a run, by name."""
     found = {}
     for path in sorted((run / FOLDER).glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind = getattr(measure, content["result"]["kind"])
-        found[content["name"]] = Measurement(content["name"], kind.from_json(content["result"]), content["how"])
+        with read_as("a measurement", path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            kind = getattr(measure, content["result"]["kind"])
+            found[content["name"]] = Measurement(content["name"], kind.from_json(content["result"]), content["how"])
     return found
 
 

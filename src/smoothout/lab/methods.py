@@ -167,6 +167,7 @@ class MethodEntry:
         radius: default ρ of a method that climbs instead of drawing noise; the setting `strength` is its ρ.
         evaluations: passes a step, for a single draw.
         settings: what makes the method itself, over the preset's.
+        ignores: settings of noise that mean nothing to it, though it takes noise.
     """
 
     title: str
@@ -177,6 +178,7 @@ class MethodEntry:
     radius: float | None = None
     evaluations: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ignores: tuple[str, ...] = ()
 
 
 def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int) -> SmoothOut:
@@ -245,7 +247,11 @@ METHODS: dict[str, MethodEntry] = {
         "AdaSmoothOut", "the same, ‖θᵢ‖ = a·‖wᵢ‖ per filter", _smoothed, takes_noise=True, scale="filter"
     ),
     "ensemble": MethodEntry(
-        "ensemble", "the mean loss of as many fixed copies as there are draws", _fixed_copies, takes_noise=True
+        "ensemble",
+        "the mean loss of as many fixed copies as there are draws",
+        _fixed_copies,
+        takes_noise=True,
+        ignores=("strength_schedule", "strength_warmup", "denoise", "antithetic"),
     ),
     # Its authors' deviation γ·‖wᵢ‖ an element is a = γ·√k for a filter of k elements.
     "lpfsgd": MethodEntry(

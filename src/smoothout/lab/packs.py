@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothout.lab import measurements
-from smoothout.lab.runs import CONFIG, METRICS, PROVENANCE, RESULT, RunError
+from smoothout.lab.files import RunError, read_as
+from smoothout.lab.runs import CONFIG, METRICS, PROVENANCE, RESULT
 
 FAILED = "failed.json"  # why a run that diverged has no result
 ONE_VALUE = (CONFIG, RESULT, PROVENANCE, FAILED)
@@ -21,19 +22,23 @@ def pack(runs: Iterable[Path], root: Path) -> str:
     """One line a run; metrics column by column, which takes half the room."""
     lines = []
     for run in runs:
-        files: dict[str, Any] = {
-            name: json.loads((run / name).read_text()) for name in ONE_VALUE if (run / name).exists()
-        }
-        lines_of_epochs = (run / METRICS).read_text().splitlines() if (run / METRICS).exists() else []
-        epochs = [json.loads(line) for line in lines_of_epochs]
-        columns = {name: [epoch[name] for epoch in epochs] for name in epochs[0]} if epochs else {}
+        files: dict[str, Any] = {name: _json(run / name) for name in ONE_VALUE if (run / name).exists()}
+        with read_as("one line of metrics an epoch", run / METRICS):
+            lines_of_epochs = (run / METRICS).read_text().splitlines() if (run / METRICS).exists() else []
+            epochs = [json.loads(line) for line in lines_of_epochs]
+            columns = {name: [epoch[name] for epoch in epochs] for name in epochs[0]} if epochs else {}
         for path in sorted((run / measurements.FOLDER).glob("*.json")):
-            files[f"{measurements.FOLDER}/{path.name}"] = json.loads(path.read_text())
+            files[f"{measurements.FOLDER}/{path.name}"] = _json(path)
         name = str(run.relative_to(root))
         line = json.dumps({"run": name, "metrics": columns, "files": files}, separators=(",", ":"))
         line = _OTHER_PLACE.sub(lambda place: f"--{place[1]} {place[1].upper()}", line)
         lines.append(_ABSOLUTE_OUT.sub(f"--out {name}", line))
     return "\n".join(lines) + "\n"
+
+
+def _json(file: Path) -> Any:
+    with read_as("JSON", file):
+        return json.loads(file.read_text())
 
 
 def unpack(file: Path, folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,15 +36,12 @@ from torch import Tensor
 
 import smoothout
 from smoothout.lab.config import Config, differences
+from smoothout.lab.files import PARTIAL, RunError, read_as, write_atomically
 
 CONFIG, METRICS, RESULT, PROVENANCE = "config.json", "metrics.jsonl", "result.json", "provenance.json"
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
-LOCK, PARTIAL = "lock", ".partial"
-
-
-class RunError(Exception):
-    """A run folder cannot be used, or a run cannot go on. The message says what is there and what to do."""
+LOCK = "lock"
 
 
 # ---- records -----------------------------------------------------------------------------------------------------
@@ -79,8 +76,8 @@ class EpochMetrics:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EpochMetrics:
-        known: dict[str, Any] = {each.name: values.get(each.name) for each in fields(cls)}
-        return cls(**known)
+        known: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name != "smoothed_loss"}
+        return cls(smoothed_loss=values.get("smoothed_loss"), **known)
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,8 @@ class Run:
         file = self.path / {"last": LAST_WEIGHTS, "best": BEST_WEIGHTS}[which]
         if not file.exists():
             raise RunError(f"{self.path}: has no {file.name}: training is not done. Run its command again")
-        return safetensors.torch.load_file(file)
+        with read_as("a file of weights", file):
+            return safetensors.torch.load_file(file)
 
 
 def load_run(path: str | Path) -> Run:
@@ -210,14 +208,18 @@ def load_run(path: str | Path) -> Run:
     config = _read_config(path)
     if config is None:
         raise RunError(f"{path}: is no run folder: it has no {CONFIG}")
-    metrics, record = path / METRICS, path / RESULT
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    return Run(
-        path=path,
-        config=config,
-        metrics=tuple(EpochMetrics.from_dict(json.loads(line)) for line in lines),
-        record=Record.from_dict(json.loads(record.read_text(encoding="utf-8"))) if record.exists() else None,
-    )
+    return Run(path, config, _read_metrics(path / METRICS), _read_record(path / RESULT))
+
+
+def _read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
+    with read_as("one line of metrics an epoch", file):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return tuple(EpochMetrics.from_dict(json.loads(line)) for line in lines)
+
+
+def _read_record(file: Path) -> Record | None:
+    with read_as("the record of a finished run", file):
+        return Record.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
 def find_runs(*places: str | Path) -> list[Path]:
@@ -230,41 +232,11 @@ def _read_config(path: Path) -> Config | None:
     file = path / CONFIG
     if not file.exists():
         return None
-    try:
+    with read_as("the configuration of a run", file):
         return Config.from_dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file}: is not the configuration of a run ({error})") from error
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write under a temporary name, flush to the disk, rename. The old file stays until the new one is whole."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-        _flush_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # the first error is the one to tell
-            partial.unlink()
-        raise RunError(
-            f"{path}: cannot be written, {len(content) / 1e6:.1f} MB ({error.strerror}). What was there before is "
-            "untouched; the same command goes on from the last checkpoint when this is mended."
-        ) from error
-
-
-def _flush_folder(folder: Path) -> None:
-    """A rename is on the disk once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class RunFolder:
@@ -305,7 +277,8 @@ class RunFolder:
         if not (self.path / CONFIG).exists():
             self.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
         file = self.path / PROVENANCE
-        starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
+        with read_as("the provenance of a run", file):
+            starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
         self.write_json(PROVENANCE, {"starts": [*starts, asdict(provenance)]})
 
 

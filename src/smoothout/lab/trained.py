@@ -15,7 +15,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.data import Batches, Dataset
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.presets import TABLE_1_MODELS
-from smoothout.lab.runs import Run, load_run
+from smoothout.lab.runs import Run, RunError, load_run
 from smoothout.lab.train import build
 from smoothout.lab.train.processes import choose_device
 
@@ -65,7 +65,11 @@ def load_trained(
     if batch_size is None and on.type == "cuda":
         batch_size = LARGER_BATCHES.get(run.config.model)
     model = build.with_ghost_layers(build.build_model(run.config, dataset), run.config)
-    model.load_state_dict(run.weights(which))
+    weights = run.weights(which)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{path}: its weights are not those of its network, {run.config.model} ({error})") from error
     if images is not None:
         whole = {split: getattr(dataset, split) for split in SPLITS}
         first = {name: split.take(torch.arange(min(images, len(split)))) for name, split in whole.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothout.checks import seed_number, whole_number
 from smoothout.measure.loss_at import LossAt, LossFunction, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
 from smoothout.select import Predicate
@@ -96,9 +97,8 @@ def curvature_at(
 ) -> Curvature:
     """The curvature of any `LossAt`."""
     n = len(at.start)
-    for name, value, least in (("top", top, 1), ("probes", probes, 2), ("max_iterations", max_iterations, top)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
+    top, probes = whole_number("top", top), whole_number("probes", probes, 2)
+    max_iterations, seed = whole_number("max_iterations", max_iterations, top), seed_number(seed)
     if top > n:
         raise ValueError(f"top={top}: the Hessian has {n} eigenvalues, one for each parameter")
     total, products = probes + min(n, max_iterations), 0

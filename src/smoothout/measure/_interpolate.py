@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothout.batchnorm import update_bn
+from smoothout.checks import list_of_numbers
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
 
@@ -64,7 +65,7 @@ def interpolate(
     """
     if batchnorm not in ("interpolate", "recompute"):
         raise ValueError(f'batchnorm={batchnorm!r}: use "interpolate" or "recompute"')
-    alphas = tuple(float(α) for α in alphas)
+    alphas = list_of_numbers("alphas", alphas, "[0.0, 0.5, 1.0]")
     if not alphas or not all(math.isfinite(α) for α in alphas):
         raise ValueError(f"alphas={alphas}: give at least one finite number")
     a, b = _checked(model, "state_a", state_a), _checked(model, "state_b", state_b)

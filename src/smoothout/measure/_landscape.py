@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from smoothout.checks import positive_number, whole_number
 from smoothout.measure._sensitivity import mean_of_rows
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, ModelLossAt, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
@@ -88,7 +89,7 @@ def landscape(
     Example:
         >>> measure.landscape(model, loss_fn, [batch], directions=5).plot()
     """
-    _check(dims, span, steps, directions)
+    dims, span, steps, directions = _checked(dims, span, steps, directions)
     axis = symmetric_grid(span, steps)
     chosen = not_normalisation if select is None else select
     with model_loss_at(model, loss_fn, batches, select=chosen, train_mode=train_mode, accuracy_fn=accuracy_fn) as at:
@@ -143,14 +144,14 @@ def _nested(values: np.ndarray) -> Any:
     return tuples(values.tolist())
 
 
-def _check(dims: int, span: float, steps: int, directions: int | None) -> None:
+def _checked(dims: int, span: float, steps: int, directions: int | None) -> tuple[int, float, int, int | None]:
     if dims not in (1, 2):
         raise ValueError(f"dims={dims!r}: use 1 for lines or 2 for a grid")
-    if not isinstance(span, int | float) or not 0 < span < math.inf:
-        raise ValueError(f"span={span!r}: give a positive number")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
-        raise ValueError(
-            f"steps={steps!r}: give a whole number of at least 2, odd to have the model itself in the middle"
-        )
-    if directions is not None and (dims == 2 or not isinstance(directions, int) or directions < 1):
-        raise ValueError(f"directions={directions!r} with dims={dims}: a whole number of at least 1, with dims=1 only")
+    if directions is not None and dims == 2:
+        raise ValueError(f"directions={directions!r} with dims=2: they are for dims=1, a curve each")
+    return (
+        whole_number("dims", dims),
+        positive_number("span", span, "1.0"),
+        whole_number("steps", steps, 2, ", odd to have the model itself in the middle"),
+        None if directions is None else whole_number("directions", directions),
+    )

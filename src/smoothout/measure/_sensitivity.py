@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from smoothout.checks import list_of_numbers, whole_number
 from smoothout.filters import Scale
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, ModelLossAt, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
@@ -95,7 +96,7 @@ def sensitivity(
         >>> curve = measure.sensitivity(model, loss_fn, [batch], [0.0, 0.01, 0.02, 0.04], draws=10)
         >>> curve.slope, curve.standard_errors
     """
-    strengths = _check(strengths, draws)
+    strengths, draws = _checked(strengths), whole_number("draws", draws)
     everywhere = everything if select is None else select
     with model_loss_at(
         model, loss_fn, batches, select=everywhere, train_mode=train_mode, accuracy_fn=accuracy_fn
@@ -156,10 +157,8 @@ def slope(strengths: Sequence[float], losses: np.ndarray) -> float:
     return float(a @ losses / (a @ a)) if a.any() else math.nan
 
 
-def _check(strengths: Sequence[float], draws: int) -> tuple[float, ...]:
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise ValueError(f"draws={draws!r}: give a whole number of at least 1")
-    values = tuple(check_strength(float(a)) for a in strengths)
+def _checked(strengths: Sequence[float]) -> tuple[float, ...]:
+    values = tuple(map(check_strength, list_of_numbers("strengths", strengths, "[0.0, 0.01, 0.02]")))
     if not values:
         raise ValueError("strengths is empty: give at least one value of a, better a grid of them")
     return values

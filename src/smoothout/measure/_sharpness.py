@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from smoothout.checks import positive_number, seed_number, whole_number
 from smoothout.filters import filter_layout, filter_norms
 from smoothout.measure.box_maximum import Box, NotFinite, Point, Status, Trial, climb
 from smoothout.measure.loss_at import LossAt, LossFunction, ModelLossAt, model_loss_at
@@ -105,6 +106,7 @@ def sharpness(
         raise ValueError(
             f'scale="filter" with subspace={subspace}: filters have no norms in a subspace; choose one of them'
         )
+    seed = seed_number(seed)
     with model_loss_at(model, loss_fn, batches, select=select, train_mode=train_mode) as at:
         at.base_loss()  # says which batch, if it is not finite
         sizes = at.flat(_filter_sizes(at)) if scale == "filter" else None
@@ -140,7 +142,10 @@ def sharpness_at(
         basis: A, with orthonormal columns (any: random, or some columns of the identity).
         relative_bounds: box half-widths in units of ε; by default |Aᵀw| + 1.
     """
-    _check(epsilon, restarts, max_iterations, method)
+    epsilon, seed = positive_number("epsilon", epsilon, "5e-4"), seed_number(seed)
+    restarts, max_iterations = whole_number("restarts", restarts), whole_number("max_iterations", max_iterations)
+    if method not in ("auto", "lbfgsb", "ascent"):
+        raise ValueError(f'method={method!r}: use "auto", "lbfgsb" or "ascent"')
     if relative_bounds is None:
         relative_bounds = (at.start if basis is None else basis.T @ at.start).abs() + 1
     if method == "auto":
@@ -190,8 +195,9 @@ def _summary(base_loss: float, trials: list[Trial], evaluations: int) -> Sharpne
 
 def random_basis(n: int, p: int, seed: int, device: torch.device) -> Tensor:
     """n × p with orthonormal columns, uniformly distributed: the Q of a Gaussian matrix, drawn on the CPU."""
-    if isinstance(p, bool) or not isinstance(p, int) or not 1 <= p <= n:
-        raise ValueError(f"subspace={p!r}: give a whole number between 1 and {n}, the number of parameters")
+    p = whole_number("subspace", p)
+    if p > n:
+        raise ValueError(f"subspace={p}: give a whole number between 1 and {n}, the number of parameters")
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator).to(device)).Q
 
@@ -207,13 +213,3 @@ def _filter_sizes(at: ModelLossAt) -> list[Tensor]:
             size[layout.clean_row] = 0
         sizes.append(size)
     return sizes
-
-
-def _check(epsilon: float, restarts: int, max_iterations: int, method: str) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon={epsilon!r}: give a positive number, such as 5e-4")
-    for name, value in (("restarts", restarts), ("max_iterations", max_iterations)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    if method not in ("auto", "lbfgsb", "ascent"):
-        raise ValueError(f'method={method!r}: use "auto", "lbfgsb" or "ascent"')

@@ -7,7 +7,7 @@ checked against a closed form; `model_loss_at` makes one of a model, a loss func
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -247,7 +247,7 @@ def weight_of(batch: Any) -> int:
 def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, dict):
+    elif isinstance(batch, Mapping):  # such as Transformers' BatchEncoding, which is no dict
         for value in batch.values():
             yield from _tensors(value)
     elif isinstance(batch, tuple | list):

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from smoothout.checks import list_of_numbers, positive_number
 from smoothout.filters import Scale
 from smoothout.measure._sensitivity import Sensitivity, sensitivity
 from smoothout.measure.loss_at import LossFunction
@@ -94,7 +95,7 @@ def suggest_strength(
     Example:
         >>> smooth = SmoothOut(model, float(suggest_strength(model, loss_fn, [batch])))
     """
-    grid = _check(strengths, rise)
+    grid, rise = _checked(strengths), positive_number("rise", rise, "0.1")
     curve = sensitivity(
         model,
         loss_fn,
@@ -128,10 +129,8 @@ def crossing(strengths: Sequence[float], rises: Sequence[float], allowed: float)
     return a * (b / a) ** share, "where the curve meets the allowed rise"
 
 
-def _check(strengths: Sequence[float], rise: float) -> tuple[float, ...]:
-    grid = tuple(float(a) for a in strengths)
+def _checked(strengths: Sequence[float]) -> tuple[float, ...]:
+    grid = list_of_numbers("strengths", strengths, "[0.01, 0.02, 0.04]")
     if not grid or not all(a > 0 for a in grid) or any(a >= b for a, b in pairwise(grid)):
         raise ValueError(f"strengths={grid}: give positive numbers in rising order")
-    if isinstance(rise, bool) or not isinstance(rise, int | float) or not 0 < rise < math.inf:
-        raise ValueError(f"rise={rise!r}: give a positive number, such as 0.1")
     return grid

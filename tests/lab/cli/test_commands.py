@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+from smoothout.lab import data as datasets
 from smoothout.lab.cli import run
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.runs import load_run
@@ -81,11 +83,36 @@ def test_every_setting_has_a_flag(smoothout):
         assert f"--{setting.name.replace('_', '-')}" in said
 
 
-@pytest.mark.parametrize("command", [["train"], ["data"], ["doctor"]])
+COMMANDS = ("demo", "train", "measure", "reproduce", "report", "data", "doctor")
+SUBCOMMANDS = {
+    "measure": ("sharpness", "sensitivity", "landscape", "curvature", "interpolate"),
+    "data": ("list", "fetch", "verify"),
+}
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_has_worked_examples(smoothout, command):
-    code, said, _ = smoothout(*command, "--help")
+    code, said, _ = smoothout(*command.split(), "--help")
     assert code == 0
-    assert said.count(f"smoothout {command[0]}") >= 3  # the usage line and two examples
+    assert said.count(f"smoothout {command}") >= 3  # the usage line and two examples
+
+
+@pytest.mark.parametrize("command", [f"{one} {two}" for one, several in SUBCOMMANDS.items() for two in several])
+def test_help_of_a_subcommand_has_a_worked_example(smoothout, command):
+    code, said, _ = smoothout(*command.split(), "--help")
+    assert code == 0
+    assert said.count(f"smoothout {command}") >= 2  # the usage line and the example
+
+
+NETWORKS = """
+from torch import nn
+
+def number():
+    return 3
+
+def frozen(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
+"""
 
 
 @pytest.mark.parametrize(
@@ -96,6 +123,35 @@ def test_help_has_worked_examples(smoothout, command):
         (["train", "--method", "smothout"], 1, "error: method='smothout' is not known: did you mean 'smoothout'?"),
         (["train", "--dataset", "cifra10"], 1, "error: cifra10: no such dataset"),
         (["train", "--model", "mpl"], 1, "error: model='mpl': choose one of mlp"),
+        (
+            ["train", "--model", "my_networks:number"],
+            1,
+            "error: model='my_networks:number': it returned a int, not a torch",
+        ),
+        (
+            ["train", "--model", "my_networks:frozen"],
+            1,
+            "error: model='my_networks:frozen': it has no trainable parameter",
+        ),
+        (["train", "--model", "my_networks:frozen", "--method", "plain"], 1, "it has no trainable parameter"),
+        (["train", "--device", "mps"], 1, "error: device='mps': expected auto, cpu, cuda or cuda:1"),
+        (["train", "--noise", "bernoulli"], 1, "error: noise='bernoulli' needs scale='weight'"),
+        (["train", "--method", "ensemble", "--no-denoise"], 1, "error: denoise=False: method='ensemble' does not use"),
+        (
+            ["reproduce", "table1", "--models", "foo", "--dry-run"],
+            1,
+            "error: --models: no 'foo' in table1: at scale paper there are c1, c3, f1",
+        ),
+        (
+            ["reproduce", "table2", "--models", "resnet44", "--scale", "tiny", "--dry-run"],
+            1,
+            "at scale tiny, where small networks stand in for the paper's, there are c1, resnet20",
+        ),
+        (
+            ["reproduce", "figure1", "--models", "f1", "--dry-run"],
+            1,
+            "no 'f1' in figure1: at scale paper there are none",
+        ),
         (["train", "--config", "none.toml"], 1, "error: none.toml: cannot be read"),
         (["data", "verify", "mnist", "--data-root", "nowhere"], 1, "error: mnist: not found. Looked in"),
         (["data", "fetch", "digits"], 1, "error: digits: embedded"),
@@ -106,11 +162,23 @@ def test_an_error_is_one_clear_message(smoothout, monkeypatch, tmp_path, argumen
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
+    monkeypatch.delitem(sys.modules, "my_networks", raising=False)
+    (tmp_path / "my_networks.py").write_text(NETWORKS)
     found, _, error = smoothout(*arguments)
     assert found == code
     assert message in error
     assert "Traceback" not in error
     assert not list(tmp_path.rglob("config.json"))  # a wrong command claims no folder
+
+
+@pytest.mark.parametrize("more", [[], ["--markdown"], ["--pack", "p.jsonl"]])
+def test_a_report_of_nothing_finished(smoothout, monkeypatch, tmp_path, more):
+    monkeypatch.chdir(tmp_path)
+    smoothout("train", *QUICK, "--out", "run", "--quiet", "--minutes", "0")
+    code, _, error = smoothout("report", "run", *more)
+    assert code == 1
+    assert error.endswith("error: none of these runs is finished: run their commands again, and they go on\n")
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 def test_a_folder_of_another_configuration(smoothout, tmp_path):
@@ -137,6 +205,25 @@ def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
         assert "digits      embedded" in said
         assert "mnist       not here: smoothout data fetch mnist" in said
         assert str(tmp_path) in said
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["fetch", "mnist"], ["verify", "mnist"]])
+def test_data_root_may_stand_before_or_after_the_subcommand(smoothout, monkeypatch, arguments):
+    seen = []
+    roots = {"status": 0, "fetch": 1, "verify": 1}
+
+    for name, place in roots.items():
+
+        def look(*given, place=place):
+            seen.append(given[place])
+            raise ValueError("enough")
+
+        monkeypatch.setattr(datasets, name, look)
+    smoothout("data", "--data-root", "group", *arguments)
+    smoothout("data", *arguments, "--data-root", "own")
+    smoothout("data", "--data-root", "group", *arguments, "--data-root", "own")
+    smoothout("data", *arguments)
+    assert seen == [Path("group"), Path("own"), Path("own"), None]
 
 
 def test_data_verifies(smoothout):

@@ -1,10 +1,13 @@
 """`smoothout measure` on real runs: what it prints, what it leaves in the run folder, what it refuses."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+import safetensors.torch
+import torch
 
 from in_process import smoothout
 from smoothout import measure
@@ -72,8 +75,42 @@ def test_the_report_shows_what_was_measured(runs):
 def test_what_it_refuses(runs, tmp_path):
     assert "no finished run in nothing" in measured("sharpness", "nothing", cwd=tmp_path).stderr
     assert "strengths='0;1'" in measured("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
-    assert "alphas='0:1'" in measured("interpolate", "a", "b", "--alphas", "0:1", cwd=runs).stderr
+    for alphas in ("0:1", "0:1:0", "1:0:-1", "0:inf:1"):
+        assert f"error: alphas={alphas!r}" in measured("interpolate", "a", "b", "--alphas", alphas, cwd=runs).stderr
     config = json.loads((runs / "a" / "config.json").read_text())
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "config.json").write_text(json.dumps(config))
     assert "no finished run" in measured("sharpness", "unfinished", cwd=tmp_path).stderr
+
+
+def test_a_device_that_is_neither_cpu_nor_cuda(runs):
+    refused = smoothout("measure", "sharpness", "a", "--device", "mps", cwd=runs)
+    assert (refused.returncode, refused.stderr) == (1, "error: device='mps': expected auto, cpu, cuda or cuda:1\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cut short", "model.safetensors: is not a file of weights, or is damaged"),
+        (safetensors.torch.save({"a": torch.ones(2)}), "its weights are not those of its network, mlp"),
+    ],
+    ids=["damaged", "of another network"],
+)
+def test_weights_that_cannot_be_used(runs, tmp_path, content, message):
+    shutil.copytree(runs / "a", tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").write_bytes(content)
+    refused = measured("curvature", "run", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: run")
+    assert message in refused.stderr
+
+
+@pytest.mark.parametrize("content", ["{}", '{"name": "sharp', '{"result": {"kind": "Softness"}}'])
+def test_a_damaged_measurement_is_named(runs, tmp_path, content):
+    shutil.copytree(runs / "a", tmp_path / "run")
+    file = tmp_path / "run" / "measurements" / "sharpness-train.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    refused = smoothout("report", "run", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert f"error: {file.relative_to(tmp_path)}: is not a measurement, or is damaged" in refused.stderr

@@ -94,7 +94,7 @@ def test_a_users_function(tmp_path, monkeypatch):
     assert build("my_networks_of_a_test:tiny", classes=3, input_shape=(1, 2, 2), width=5)[0].out_features == 5
     assert build("my_networks_of_a_test:anything", classes=3, input_shape=(6, 2, 2)).weight.shape == (3, 6)
     assert sys.path == path
-    with pytest.raises(TypeError, match="returned a int"):
+    with pytest.raises(ValueError, match="returned a int"):
         build("my_networks_of_a_test:nothing", classes=3)
     with pytest.raises(ValueError, match="no function 'absent'"):
         build("my_networks_of_a_test:absent")

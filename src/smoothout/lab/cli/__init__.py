@@ -20,8 +20,19 @@ COMMANDS = (demo, train, measure, reproduce, report, data, doctor)
 # What a user can cause and mend: said in one message. Anything else is a fault of ours and keeps its traceback.
 EXPECTED = (RunError, DataError, ValueError, OSError, torch.OutOfMemoryError)
 
+# \b keeps the lines that follow as they are.
+HELP = """Flat-minima training: train, compare and reproduce SmoothOut (Wen et al., 2018).
+
+\b
+smoothout demo
+smoothout train --dataset digits --epochs 20 --out runs/first
+smoothout measure sharpness runs/first
+smoothout report runs --out report.html
+smoothout COMMAND --help
+"""
+
 app = typer.Typer(
-    help="Flat-minima training: train, compare and reproduce SmoothOut (Wen et al., 2018).",
+    help=HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -29,18 +29,19 @@ def register(app: typer.Typer) -> None:
     def data(context: typer.Context, data_root: Root = None) -> None:
         if context.invoked_subcommand is None:
             _list(data_root)
+        context.obj = data_root
 
     @group.command("list", help="List the datasets and where they are. Example: smoothout data list")
-    def list_(data_root: Root = None) -> None:
-        _list(data_root)
+    def list_(context: typer.Context, data_root: Root = None) -> None:
+        _list(data_root or context.obj)
 
     @group.command(help="Fetch a dataset, checked; goes on where it broke off. Example: smoothout data fetch mnist")
-    def fetch(name: str, data_root: Root = None) -> None:
-        print(_fetch(name, data_root))
+    def fetch(context: typer.Context, name: str, data_root: Root = None) -> None:
+        print(_fetch(name, data_root or context.obj))
 
     @group.command(help="Read every file, compare with published checksums. Example: smoothout data verify mnist")
-    def verify(name: str, data_root: Root = None) -> None:
-        _verify(name, data_root)
+    def verify(context: typer.Context, name: str, data_root: Root = None) -> None:
+        _verify(name, data_root or context.obj)
 
     app.add_typer(group, name="data")
 

@@ -17,7 +17,15 @@ from smoothout.lab import measurements
 from smoothout.lab.runs import RunError, find_runs, load_run
 from smoothout.lab.trained import Trained, load_trained
 
-app = typer.Typer(no_args_is_help=True, help="Measure how flat the minima of finished runs are.")
+HELP = """Measure how flat the minima of finished runs are. Results are printed and kept in the folders of the runs.
+
+\b
+smoothout measure sharpness runs/f1
+smoothout measure sensitivity runs/plain runs/smooth --plot sensitivity.svg
+smoothout measure interpolate runs/small runs/large --plot line.svg
+"""
+
+app = typer.Typer(no_args_is_help=True, help=HELP)
 
 Runs = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")]
 Split = Annotated[Literal["train", "test"], typer.Option(help="images to measure on")]
@@ -276,6 +284,6 @@ def _grid(text: str) -> tuple[float, ...]:
         count = round((last - first) / step)
         if count < 1 or step <= 0:
             raise ValueError(text)
-    except ValueError as error:
-        raise ValueError(f"alphas={text!r}: give from:to:step, such as -1:2:0.1") from error
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(f"alphas={text!r}: give from:to:step with a positive step, such as -1:2:0.1") from error
     return tuple(round(first + i * step, 10) for i in range(count + 1))

@@ -60,15 +60,15 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
                 f"left out: {run.path} is not finished ({len(run.metrics)} of {run.config.epochs} epochs)",
                 file=sys.stderr,
             )
+    groups = group_runs(found)
+    if not groups:
+        raise RunError("none of these runs is finished: run their commands again, and they go on")
     if pack is not None:
         finished = [run.path.resolve() for run in found if run.record is not None]
         root = Path(os.path.commonpath([path.parent for path in finished]))
         write_atomically(pack.resolve(), packs.pack(finished, root).encode())
         print(pack.resolve())
         return
-    groups = group_runs(found)
-    if not groups:
-        raise RunError("none of these runs is finished: run their commands again, and they go on")
     sections = all_sections(groups)
     if markdown:
         for section in sections:

@@ -147,6 +147,8 @@ def _experiments(
     wanted = ["all"] if RESULTS in names or not names else names
     only = [model for model in models.split(",") if model]
     settings = [Setting(scale, _known_preset(each), imagenet) for each in presets]
+    if only:
+        _check_models(only, wanted, settings[0])
     asked = [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
     # Once is enough for what has no run, such as Figure 1, and for what is the same runs in several presets.
     different: dict[tuple[object, ...], tuple[Setting, Experiment]] = {}
@@ -156,6 +158,18 @@ def _experiments(
         if key not in different or (runs and setting.preset == runs[0].preset):  # named after the preset they are of
             different[key] = (setting, each)
     return list(different.values())
+
+
+def _check_models(models: list[str], names: list[str], setting: Setting) -> None:
+    """Refuse networks that none of these experiments trains; all presets train the same ones."""
+    known = sorted({row.config.model for experiment in chosen(names, setting) for row in experiment.rows})
+    for model in models:
+        if model not in known:
+            stand_in = ", where small networks stand in for the paper's," if setting.scale == "tiny" else ""
+            there_are = f"there are {', '.join(known)}" if known else "there are none"
+            raise ValueError(
+                f"--models: no {model!r} in {', '.join(names)}: at scale {setting.scale}{stand_in} {there_are}"
+            )
 
 
 def _known_preset(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.vocabulary import Measuring
+from smoothout.lab.files import read_as
 from smoothout.lab.report.groups import Group
 from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
 
@@ -91,12 +92,14 @@ class Records:
 
 def look(path: Path) -> Found:
     """A run folder as it is now."""
-    failure = path / FAILED
+    file = path / FAILED
+    with read_as("the failure of a run", file):
+        failure = json.loads(file.read_text(encoding="utf-8"))["message"] if file.exists() else ""
     return Found(
         load_run(path),
         frozenset(file.stem for file in (path / measurements.FOLDER).glob("*.json")),
         (path / LAST_WEIGHTS).exists(),
-        json.loads(failure.read_text(encoding="utf-8"))["message"] if failure.exists() else "",
+        failure,
     )
 
 

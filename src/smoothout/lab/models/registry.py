@@ -53,7 +53,7 @@ def build(
     function = _function_of_user(name)
     model = function(**{key: value for key, value in given.items() if _takes(function, key)}, **kwargs)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model={name!r}: it returned a {type(model).__name__}, not a torch.nn.Module")
+        raise ValueError(f"model={name!r}: it returned a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 

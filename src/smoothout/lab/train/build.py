@@ -68,6 +68,8 @@ def with_ghost_layers(model: nn.Module, config: Config, world_size: int = 1) -> 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
     """The optimizer of a run, one fused kernel a step where the device has it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(f"model={config.model!r}: it has no trainable parameter (requires_grad is False in all)")
     fused = parameters[0].device.type == "cuda" or None
     rate, decay = scaled_rate(config), config.weight_decay
     if config.optimizer == "sgd":

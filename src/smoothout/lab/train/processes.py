@@ -132,7 +132,9 @@ def choose_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(device)
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"device={name!r}: expected auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda":
         if not torch.cuda.is_available():
