@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, assert_same, snapshot
 from reference import reference_step
-from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, schedule
+from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, SmoothOutEnsemble, schedule
 
 
 def mlp(dropout=0.0, dtype=torch.float32):
@@ -366,6 +366,11 @@ def test_numbers_of_numpy_are_numbers():
     smooth = SmoothOut(nn.Linear(2, 2), np.float32(0.5), seed=np.int64(3))
     assert (smooth.strength, type(smooth.strength)) == (0.5, float)
     assert type(smooth.state_dict()["seed"]) is int
+    with smooth.samples(np.int64(2)) as draws:
+        assert list(draws) == [0, 1]
+    assert SmoothOutEnsemble(nn.Linear(2, 2), copies=np.int64(3), chunk=np.int64(2)).copies == 3
+    with pytest.raises(ValueError, match="its 'seed' is"):
+        smooth.load_state_dict(smooth.state_dict() | {"seed": 2**70})
 
 
 def test_schedule_and_position():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from smoothout.checks import whole_number
 from smoothout.filters import Scale
 from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
@@ -49,10 +50,8 @@ class SmoothOutEnsemble:
         chunk: int | None = None,
     ) -> None:
         check_model(model)
-        for name, value in (("copies", copies), ("chunk", 1 if chunk is None else chunk)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-        self.model, self.copies, self.chunk = model, copies, chunk or 1
+        self.model, self.copies = model, whole_number("copies", copies)
+        self.chunk = 1 if chunk is None else whole_number("chunk", chunk)
         self.strength = check_strength(strength)
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise=True)
         self._vmap_works = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
+from smoothout.checks import is_number, is_whole, seed_number
 from smoothout.filters import Scale, as_scale
 from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
@@ -110,7 +110,7 @@ class SmoothOut:
             ...     for _ in draws:
             ...         (loss_fn(model(x), y) / 4).backward()
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1 or (antithetic and n % 2):
+        if not is_whole(n) or n < 1 or (antithetic and n % 2):
             raise ValueError(f"samples(n={n!r}): n is a whole number of at least 1, and even with antithetic=True")
         self._refuse_if_busy("samples()")
         w, a = self._perturbation, self.current_strength
@@ -235,7 +235,7 @@ class SmoothOut:
         if missing:
             raise ValueError(f"this is no state of a SmoothOut: {sorted(missing)} missing, it has {sorted(state)}")
         for key in ("seed", "step", "draw"):
-            if not isinstance(state[key], int) or (key != "seed" and state[key] < 0):
+            if not is_whole(state[key]) or not (-(2**63) if key == "seed" else 0) <= state[key] < 2**63:
                 raise ValueError(f"this is no state of a SmoothOut: its {key!r} is {state[key]!r}")
         if self._perturbation.active or self._sampling:
             raise RuntimeError("load_state_dict() while noise is applied: leave the context first")
@@ -283,7 +283,7 @@ class AdaSmoothOut(SmoothOut):
 
 def check_strength(value: float) -> float:
     """A strength is a finite number that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not is_number(value):
         raise TypeError(f"strength={value!r} is a {type(value).__name__}: give a number")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
@@ -313,10 +313,7 @@ def make_perturbation(
     shared_noise: bool,
 ) -> Perturbation:
     """Check the arguments and find the parameters."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not -(2**63) <= seed < 2**63:
-        raise (ValueError if isinstance(seed, numbers.Integral) else TypeError)(
-            f"seed={seed!r}: give a whole number of 64 bits"
-        )
+    seed = seed_number(seed)
     the_noise, the_scale = as_noise(noise), as_scale(scale)
     selected = select_parameters(model, select)
     if not any(s.parameter.numel() for s in selected):
@@ -332,4 +329,4 @@ def make_perturbation(
         raise ValueError(
             f"{too_small[0].name} is {too_small[0].parameter.dtype}, in which torch cannot add: leave it out by select"
         )
-    return Perturbation(model, selected, the_noise, the_scale, int(seed), shared_noise)
+    return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)
