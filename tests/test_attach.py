@@ -385,38 +385,24 @@ def test_a_root_whose_forward_is_never_called_is_named_once():
         plain_loop(model, optimizer, batches(2), call=model.layers)
 
 
-def test_without_denoising_the_step_starts_from_noisy_weights():
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_without_denoising_a_step_starts_from_noisy_weights_and_has_one_theta(micro_batches):
     model = nn.Linear(6, 3)
     twin = copy.deepcopy(model)
     optimizer, other = sgd(model), sgd(twin)
     SmoothOut(model, 0.3, denoise=False).attach(optimizer)
     explicit = SmoothOut(twin, 0.3, denoise=False)
-    for batch in batches(5):
-        squared_error(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with explicit.perturbed():
-            squared_error(twin, batch).backward()
-        other.step()
-        other.zero_grad()
-    assert_equal_models(model, twin)
-
-
-def test_without_denoising_micro_batches_of_a_step_share_one_theta():
-    model = nn.Linear(6, 3)
-    twin = copy.deepcopy(model)
-    optimizer, other = sgd(model), sgd(twin)
-    SmoothOut(model, 0.3, denoise=False).attach(optimizer)
-    explicit = SmoothOut(twin, 0.3, denoise=False)
-    for first, second in zip(batches(4)[::2], batches(4)[1::2]):
-        for batch in (first, second):
+    data = batches(6)
+    for first in range(0, len(data), micro_batches):
+        of_a_step = data[first : first + micro_batches]
+        for batch in of_a_step:
             squared_error(model, batch).backward()
         with explicit.perturbed():
-            for batch in (first, second):
+            for batch in of_a_step:
                 squared_error(twin, batch).backward()
-        for one in (optimizer, other):
-            one.step()
-            one.zero_grad()
+        for each in (optimizer, other):
+            each.step()
+            each.zero_grad()
         assert_equal_models(model, twin)
 
 

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -50,7 +51,7 @@ class Attachment:
         self._backward_task = -1  # of the backward that will restore
         self._forward_ended = True
         self._forward_since_step = False
-        self._noise_left_in: int | None = None  # the step whose noise stays in the weights (denoise=False)
+        self._noise_stays = False  # until the step: that of a backward without de-noising
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._warned = False
@@ -61,6 +62,7 @@ class Attachment:
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True),
             self._model.register_forward_hook(Hook(self._after_forward), always_call=True, with_kwargs=True),
         ]
+        _attachments.add(self)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # what was compiled before does not see these hooks
 
@@ -105,7 +107,7 @@ class Attachment:
 
     @_untraced
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if _paused:
+        if _paused.get():
             return
         if not torch.is_grad_enabled():  # clean: see _CleanPasses, which start when the forward has ended
             if self._weights.active and not self._forward_ended and not _calls_itself(self._model):
@@ -127,7 +129,7 @@ class Attachment:
                 return  # another forward of the same step: the same θ is in place
             self._weights.restore()
         smooth = self._smooth
-        if self.draw == "step" and self._noise_left_in == smooth.step_count:
+        if self.draw == "step" and self._noise_stays:
             return  # another forward of the same step: its θ was left in the weights
         self._draw_number += 1
         self._forward_ended = False
@@ -169,7 +171,7 @@ class Attachment:
         self._backward_task = -1
         self._clean_passes.stop()
         if self._weights.active:
-            self._noise_left_in = None if self._smooth.denoise else self._smooth.step_count
+            self._noise_stays = not self._smooth.denoise
             self._weights.restore() if self._smooth.denoise else self._weights.keep()
 
     # ---- the optimizer's step ----------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Attachment:
             )
         self._optimizers[optimizer] = False
         if self._forward_since_step:
-            self._forward_since_step = False
+            self._forward_since_step = self._noise_stays = False
             self._smooth._step += 1
             self._smooth._draw = 0
 
@@ -244,18 +246,27 @@ class _CleanPasses:
             self.end()
 
 
-_paused = 0
+_attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+_paused: ContextVar[bool] = ContextVar("_paused", default=False)
 
 
 @contextmanager
-def paused() -> Iterator[None]:
-    """Attached models take no noise inside, whatever their mode: a measurement is of the weights that it is given."""
-    global _paused
-    _paused += 1
+def paused(model: nn.Module) -> Iterator[None]:
+    """Attached models take no noise inside, whatever their mode: a measurement is of the weights that it is given.
+
+    Those of a forward that waits for its backward are two, the noisy and the clean ones, so that is refused.
+    """
+    parts = set(model.modules())
+    if any(each._weights.noisy and not parts.isdisjoint(each._model.modules()) for each in _attachments):
+        raise RuntimeError(
+            "a forward of this attached model waits for its backward, with noise in the weights: measure after it, or "
+            "call restore() of the handle that attach() gave"
+        )
+    token = _paused.set(True)
     try:
         yield
     finally:
-        _paused -= 1
+        _paused.reset(token)
 
 
 def _calls_itself(model: nn.Module) -> bool:

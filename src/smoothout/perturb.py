@@ -306,7 +306,8 @@ class Perturbation:
         self._weights = [shard.local for shard in shards]
         self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
-        self._smallest_index = min(range(len(shards)), key=lambda i: self._weights[i].numel() or 2**63)
+        not_empty = [i for i, w in enumerate(self._weights) if w.numel()] or [0]  # a rank may have no row of any
+        self._smallest_index = min(not_empty, key=lambda i: self._weights[i].numel())
         self._smallest = self._weights[self._smallest_index]
         self._slots = self._owners_of_parameters()
         self._state_dict_hook.remove()

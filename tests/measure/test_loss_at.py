@@ -274,3 +274,13 @@ def test_an_attached_model_is_measured_without_noise_in_training_mode_too():
     attached = measure.sharpness(model, cross_entropy, data, train_mode=True, restarts=1, max_iterations=1).base_loss
     assert attached == free
     measure.curvature(model, cross_entropy, data, train_mode=True, max_iterations=2)
+
+
+def test_an_attached_model_whose_backward_is_still_to_come_is_not_measured():
+    model, data = mlp(), batches()
+    handle = SmoothOut(model, 0.5).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    cross_entropy(model.train(), data[0])
+    with pytest.raises(RuntimeError, match="waits for its backward"):
+        measure.sensitivity(model, cross_entropy, data, [0.0, 0.1])
+    handle.restore()
+    measure.sensitivity(model, cross_entropy, data, [0.0, 0.1])

@@ -220,7 +220,7 @@ def model_loss_at(
         )
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
-    with torch.inference_mode(False), paused(), untouched(model, batches) as random_state:
+    with torch.inference_mode(False), paused(model), untouched(model, batches) as random_state:
         model.train(train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
 

@@ -70,7 +70,7 @@ class _Asked:
     @cached_property
     def _others(self) -> list[Experiment]:
         """Every experiment in the settings asked for."""
-        return [e for setting in {setting for setting, _ in self.experiments} for e in chosen(["all"], setting, [])]
+        return [e for setting in dict(self.experiments) for e in chosen(["all"], setting, [])]
 
     def plan(self, only: Experiment | None = None) -> Plan:
         experiments = [e for _, e in self.experiments] if only is None else [only]
