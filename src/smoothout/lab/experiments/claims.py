@@ -17,8 +17,7 @@ from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference
-from smoothout.lab.runs import Record
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, reported
 
 PAPER_SDS = {
     ("plain", "small"): 0.33,
@@ -73,10 +72,6 @@ def _swa(setting: Setting) -> list[Row]:
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(record: Record) -> float:
-    return record.reported.test_accuracy
-
-
 def _of(setting: Setting, records: Records, batch: str, method: str) -> Group | None:
     return records.group(configure(setting, C1, getattr(C1, batch), method))
 
@@ -89,8 +84,8 @@ def _strength_is_robust(setting: Setting, records: Records) -> Verdict:
     if any(group is None for side in groups for group in side):
         return Verdict(claim, NOT_MEASURED, "")
     at_small, at_large = ([group for group in side if group is not None] for side in groups)
-    best = max(range(1, len(at_small)), key=lambda i: at_small[i].sample(_accuracy).mean)
-    gains = [compare(at_large[0], group, _accuracy) for group in at_large[1:]]
+    best = max(range(1, len(at_small)), key=lambda i: at_small[i].sample(reported).mean)
+    gains = [compare(at_large[0], group, reported) for group in at_large[1:]]
     helpful = [f"{FACTORS[i]:g}" for i, gain in enumerate(gains) if gain and gain.is_shown and gain.mean > 0]
     reused = gains[best - 1]
     evidence = (
@@ -112,7 +107,7 @@ def _large_gains_more(setting: Setting, records: Records) -> Verdict:
         plain, smooth = _of(setting, records, batch, "plain"), _of(setting, records, batch, "smoothout")
         if plain is None or smooth is None or plain.seeds != smooth.seeds:
             return Verdict(claim, NOT_MEASURED, "")
-        pairs = zip(plain.sample(_accuracy).values, smooth.sample(_accuracy).values)
+        pairs = zip(plain.sample(reported).values, smooth.sample(reported).values)
         gains.append([after - before for before, after in pairs])
     more = difference(gains[0], gains[1], paired=False)
     means = [f"{100 * Sample(tuple(gain)).mean:+.2f}" for gain in gains]
@@ -125,7 +120,7 @@ def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
     small, large = _of(setting, records, "small", "plain"), _of(setting, records, "large", "smoothout")
     if small is None or large is None:
         return Verdict(claim, NOT_MEASURED, "")
-    gap = compare(small, large, _accuracy)
+    gap = compare(small, large, reported)
     evidence = f"batch {C1.large} with SmoothOut minus batch {C1.small} without: {_points(gap)}"
     if gap is None or gap.n < FEWEST_RUNS:
         return Verdict(claim, "too few runs", evidence)
@@ -142,7 +137,7 @@ def _ranks_agree(setting: Setting, records: Records) -> Verdict:
             (found.measurement("sharpness-train"), found.measurement("sensitivity-train"), found.run.record)
             for found in records.seeds_of(row.config)
         ]
-        points += [(s.value, n.slope, _accuracy(record)) for s, n, record in measured if s and n and record]
+        points += [(s.value, n.slope, reported(record)) for s, n, record in measured if s and n and record]
     if len(points) < 6:
         return Verdict(claim, NOT_MEASURED, f"{len(points)} runs with both measurements; at least 6 are needed")
     from scipy import stats
@@ -166,11 +161,11 @@ def _dropout_leaves_the_gap(setting: Setting, records: Records) -> Verdict:
     for name, (small, large) in (("with dropout", with_), ("without", without)):
         if small is None or large is None:
             return Verdict(claim, NOT_MEASURED, "")
-        gaps.append(compare(large, small, _accuracy))
+        gaps.append(compare(large, small, reported))
         texts.append(f"gap {name}: {_points(gaps[-1])}")
     dropped, base = records.group(_dropout(setting)[2].config), with_[1]
     if dropped is not None and base is not None:
-        texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, dropped, _accuracy))}")
+        texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, dropped, reported))}")
     return Verdict(claim, _holds_if(gaps[0], lambda d: d.mean > 0), "; ".join(texts))
 
 
@@ -179,7 +174,7 @@ def _spread_over_runs(setting: Setting, records: Records) -> Verdict:
     texts, inside = [], 0
     for (method, batch), paper in PAPER_SDS.items():
         group = _of(setting, records, batch, method)
-        sd = None if group is None else group.sample(_accuracy).sd
+        sd = None if group is None else group.sample(reported).sd
         if group is None or sd is None or len(group.records) < 3:
             return Verdict(claim, NOT_MEASURED, "at least 3 runs of each kind are needed")
         freedom = len(group.records) - 1
@@ -196,7 +191,7 @@ def _averaging_at_large_batch(setting: Setting, records: Records) -> Verdict:
     base, group = (_of(setting, records, "large", method) for method in ("plain", "swa"))
     if base is None or group is None:
         return Verdict(claim, NOT_MEASURED, "")
-    gain = compare(base, group, _accuracy)
+    gain = compare(base, group, reported)
     shown = gain is not None and gain.is_shown
     verdict = "no gain measured" if not shown or gain.mean <= 0 else "gains over the baseline"  # type: ignore[union-attr]
     return Verdict(claim, verdict, f"against the baseline: {_points(gain)}")

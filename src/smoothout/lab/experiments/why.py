@@ -10,7 +10,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import RESNET44, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, compare
+from smoothout.lab.report.groups import FEWEST_RUNS, compare, reported
 from smoothout.lab.runs import Record
 
 EPOCHS = 100
@@ -90,12 +90,12 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     cases = _cases(setting)
     usual = cases[0].config
     weaker = [
-        _verdict(f"The baseline is weaker: {case.what}", usual, case.config, records, _reported, "weaker", signs=-1)
+        _verdict(f"The baseline is weaker: {case.what}", usual, case.config, records, reported, "weaker", signs=-1)
         for case in cases
         if case.method == "plain" and case.config != usual and case.config.epochs == usual.epochs
     ]
     gains = [
-        _verdict(f"AdaSmoothOut gains: {case.what}", case.baseline, case.config, records, _reported, "gains")
+        _verdict(f"AdaSmoothOut gains: {case.what}", case.baseline, case.config, records, reported, "gains")
         for case in cases
         if case.method != "plain"
     ]
@@ -130,8 +130,3 @@ def _verdict(
     if not found.is_shown:
         return Verdict(claim, "no difference measured", found.in_points())
     return Verdict(claim, yes if found.mean * signs > 0 else "the opposite", found.in_points())
-
-
-def _reported(record: Record) -> float:
-    """As the table has it: in preset authors the best epoch."""
-    return record.reported.test_accuracy

@@ -8,9 +8,8 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import FEWEST_RUNS, Group, compare
+from smoothout.lab.report.groups import FEWEST_RUNS, Group, compare, reported
 from smoothout.lab.report.page import Cell, Table
-from smoothout.lab.report.paper import reported
 from smoothout.lab.report.sections import percent
 
 TABLES = ("table1", "table2")

@@ -121,6 +121,11 @@ def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Differen
     return Difference(mean, mean - half, mean + half, min(len(a), len(b)), paired)
 
 
+def reported(record: Record) -> float:
+    """The accuracy that counts in the record's preset: of the last epoch, in preset authors of the best."""
+    return record.reported.test_accuracy
+
+
 def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference | None:
     """How a figure of group b differs from that of group a."""
     return difference(a.sample(value).values, b.sample(value).values, paired=a.seeds == b.seeds)

@@ -9,11 +9,10 @@ from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, reported
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
-from smoothout.lab.runs import Record
 
 SHARPNESS = "sharpness-train"
 HEADER = (
@@ -125,11 +124,6 @@ def _without_empty_columns(table: Table) -> Table:
     kept = [i for i in range(len(HEADER)) if any(row.cells[i].text != "–" for row in table.rows)]
     rows = tuple(page.Row(tuple(row.cells[i] for i in kept), row.starts_block) for row in table.rows)
     return Table(tuple(table.header[i] for i in kept), rows)
-
-
-def reported(record: Record) -> float:
-    """The accuracy that counts in the record's preset."""
-    return record.reported.test_accuracy
 
 
 def _block(row: Row) -> tuple[str, str, int]:
