@@ -38,4 +38,5 @@ if rank == 0:
     with torch.no_grad():
         accuracy = (model.module(x[1400:]).argmax(1) == y[1400:]).float().mean()
     print(f"test accuracy {accuracy:.3f} on {world} ranks")
+dist.barrier()  # gloo's threads let go of their tensors: Python must not end before they have
 dist.destroy_process_group()
