@@ -18,11 +18,12 @@ import doctest
 import io
 import os
 import re
-import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+
+import gloo
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -109,12 +110,7 @@ class Reader:
             self.run_smoothout(commands)
             return
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
-        for _ in range(2):
-            command = ["bash", "-euo", "pipefail", "-c", block.text]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-            # torch's gloo threads now and then abort at the interpreter's exit, without smoothout as well.
-            if "terminate called without an active exception" not in done.stderr:
-                break
+        done = gloo.run(["bash", "-euo", "pipefail", "-c", block.text], timeout=200, env=environment)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         self.printed = done.stdout
 

@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import gloo
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -17,11 +18,7 @@ def test_example(example):
     if "torchrun" in example.read_text().split('"""')[1]:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for _ in range(2):
-        done = subprocess.run([*launcher, example], capture_output=True, text=True, timeout=240, env=environment)
-        # torch's gloo threads now and then abort at the interpreter's exit, without smoothout as well.
-        if "terminate called without an active exception" not in done.stderr:
-            break
+    done = gloo.run([*launcher, example], timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout)
     assert accuracy is not None, done.stdout
