@@ -36,7 +36,8 @@ DRAWS = 10
 
 LEAD = (
     "A small network learns to read 8 × 8 digits, with small and with large batches, by plain SGD, by SmoothOut and by "
-    "AdaSmoothOut. Then every network's weights are shaken, to see how flat the minimum is that it found."
+    "AdaSmoothOut. Then every network's weights are shaken, to see how flat the minimum is that it found. "
+    "Strengths, rates and lengths were chosen on held-out training images."
 )
 
 
