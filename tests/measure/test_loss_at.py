@@ -251,6 +251,9 @@ def test_other_bad_input():
         measure.sharpness("model", cross_entropy, batches())
     with pytest.raises(TypeError, match="loss_fn=3"):
         measure.sharpness(mlp(), 3, batches())
+    for criterion in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+        with pytest.raises(TypeError, match=r"loss_fn is torch's .*: give a function of \(model, batch\)"):
+            measure.sharpness(mlp(), criterion, batches())
     with pytest.raises(TypeError, match="accuracy_fn=3"):
         measure.sensitivity(mlp(), cross_entropy, batches(), [0.1], accuracy_fn=3)
     with pytest.raises(TypeError, match="batches is a int"):

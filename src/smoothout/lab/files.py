@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
             partial.unlink()
         raise RunError(
             f"{path}: cannot be written, {len(content) / 1e6:.1f} MB ({error.strerror}). What was there before is "
-            "untouched; the same command goes on from the last checkpoint when this is mended."
+            "untouched. Mend this and give the same command again; a training goes on from its last checkpoint."
         ) from error
 
 

@@ -117,8 +117,8 @@ PRESETS: dict[str, Preset] = {
             (
                 "one draw a step of constant strength on the networks of Table 1; on the others, at large batch, a "
                 "draw for every ghost batch of 128 and a strength that rises linearly from 0",
-                "these follow calibration runs of one seed; choose strength and schedule with --hold-out 5000, never "
-                "on the test set",
+                "these follow calibration runs of one seed; choose strength and schedule on held-out images "
+                "(--hold-out), never on the test set",
             ),
             _ours,
         ),

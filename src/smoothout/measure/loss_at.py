@@ -213,6 +213,12 @@ def model_loss_at(
     for name, function in (("loss_fn", loss_fn), ("accuracy_fn", accuracy_fn)):
         if not callable(function) and not (name == "accuracy_fn" and function is None):
             raise TypeError(f"{name}={function!r} is not callable: give a function of (model, batch)")
+    if isinstance(loss_fn, nn.modules.loss._Loss) or getattr(loss_fn, "__module__", "") == "torch.nn.functional":
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise TypeError(
+            f"loss_fn is torch's {name}, of outputs and targets: give a function of (model, batch), such as "
+            "lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
     selected = select_parameters(model, everything if select is None else select)
     if not selected and needs_parameters:
         raise ValueError(

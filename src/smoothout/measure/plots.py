@@ -97,6 +97,7 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, 
     if second is not None:
         second.set_ylabel("accuracy, % (dotted)")
         second.set_ylim(0, 102)
+        second.grid(False)  # it would lie over the curves of the first
         second.spines["top"].set_visible(False)
     losses = np.concatenate([result.losses for result in results.values()])
     alphas = np.concatenate([result.alphas for result in results.values()])

@@ -147,6 +147,7 @@ def test_table_1_and_a_figure_from_nothing(tiny):
     assert all(found.run.record.provenance.command.startswith("smoothout reproduce table1") for found in records.all())
     html = page.read_text()
     assert "Table 1: small and large batch on F1, C1 and C3 · preset paper · tiny scale, on the digits" in html
+    assert "F1, MNIST, batch 256: baseline (here mlp on the digits, batch 48)" in html
     accuracies = [f"{100 * found.run.record.last.test_accuracy:.2f} %" for found in records.all()]
     assert all(accuracy in html for accuracy in accuracies)
     assert html.count("<figure>") == 2

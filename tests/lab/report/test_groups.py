@@ -5,6 +5,7 @@ from scipy import stats
 
 from smoothout.lab.config import resolve
 from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference
+from smoothout.lab.report.sections import name_of
 
 
 def test_samples():
@@ -43,3 +44,13 @@ def test_a_baseline_is_of_the_preset_or_of_one_that_trains_alike():
     own = group("plain", "ours")
     assert baseline_of(noisy, [paper, own]) is own
     assert baseline_of(noisy, [authors, noisy]) is None
+
+
+def test_runs_of_two_learning_rates_have_their_own_baselines_and_names():
+    groups = [Group(resolve(method=method, lr=lr), ()) for method in ("plain", "smoothout") for lr in (0.05, 0.1)]
+    assert [baseline_of(group, groups) for group in groups] == [*groups[:2], *groups[:2]]
+    assert [name_of(group, groups) for group in groups[:2]] == [
+        "batch 128: Baseline, lr 0.05",
+        "batch 128: Baseline, lr 0.1",
+    ]
+    assert name_of(groups[0], [groups[0], groups[2]]) == "batch 128: Baseline"

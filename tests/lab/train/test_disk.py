@@ -47,7 +47,7 @@ def test_a_disk_that_fills_up_while_training(small_disk, tmp_path):
     before = (out / CHECKPOINT).read_bytes()
     (small_disk / "other people's data").write_bytes(bytes(1024 * 1024 - 190_000))
     with pytest.raises(
-        RunError, match=r"\(No space left on device\).*the same command goes on from the last checkpoint"
+        RunError, match=r"\(No space left on device\).*the same command again; a training goes on from its last"
     ):
         train(config(), out, QUIET)
     assert before in ((out / name).read_bytes() for name in (CHECKPOINT, PREVIOUS) if (out / name).exists())

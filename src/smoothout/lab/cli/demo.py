@@ -16,8 +16,9 @@ from smoothout.lab.report.page import Section
 
 HELP = """Train on the embedded digits, with and without SmoothOut, and write a page that teaches what flatness is.
 
-Under two minutes on two cores, no network, no data to fetch. The last line printed is the path of the page. The same
-command again goes on where it was interrupted.
+Under two minutes on two free cores, no network, no data to fetch.
+The last line printed is the path of the page.
+The same command again goes on where it was interrupted.
 
 \b
 smoothout demo

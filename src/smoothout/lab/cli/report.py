@@ -19,8 +19,10 @@ from smoothout.lab.runs import RunError, find_runs, load_run, write_atomically
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
 
-Runs that differ in nothing but their seed become one row. Unfinished runs are left out, and named. --pack keeps the
-records of all runs in one file of JSON lines, without weights; such a file is read like a folder.
+Runs that differ in nothing but their seed become one row.
+Unfinished runs are left out, and named.
+--pack keeps the records of all runs in one file of JSON lines, without
+weights; such a file is read like a folder.
 
 \b
 smoothout report runs/f1

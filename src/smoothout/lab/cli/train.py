@@ -21,7 +21,8 @@ from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 # \b keeps the lines that follow as they are.
 HELP = """Train a network, with or without SmoothOut. The same command again goes on with the run, or says it is done.
 
-Unnamed settings come from the network's regime and the preset.
+Unnamed settings come from the network's regime and the preset;
+--dry-run prints them all.
 
 \b
 smoothout train --epochs 20 --out runs/first

@@ -20,7 +20,7 @@ Wanted = Sequence[tuple[Setting, Experiment]]
 
 MOST_IN_A_TITLE = 4
 
-LEAD = "Our runs beside the numbers of Wen et al., SmoothOut (2018)."
+LEAD = "Our runs beside those of Wen et al., SmoothOut (2018)."
 TINY = (
     "Tiny scale: small networks on the digits. It shows that everything runs; the paper's numbers are no target here."
 )
@@ -41,10 +41,10 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     foot = provenance(used, command) if used else (("This page", command),)
     lead = f"{LEAD} {TINY}" if is_tiny else LEAD
     names = list(dict.fromkeys(experiment.name for _, experiment in experiments))
-    title = "The paper, reproduced" + (f": {', '.join(names)}" if len(names) <= MOST_IN_A_TITLE else "")
+    title = "The paper's numbers and ours" + (f": {', '.join(names)}" if len(names) <= MOST_IN_A_TITLE else "")
     out.mkdir(parents=True, exist_ok=True)
     path = (out / "index.html").resolve()
-    write_atomically(path, Page(title, lead, (*sections, reading), foot).to_html().encode())
+    write_atomically(path, Page(title, lead, (reading, *sections), foot).to_html().encode())
     for setting, experiment in experiments:
         for i, drawing in enumerate(experiment.drawings):
             draw = drawn(drawing, records)

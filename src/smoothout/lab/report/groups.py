@@ -132,14 +132,15 @@ def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference 
 
 
 def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
-    """The plain runs of the same data, network, batch size and preset.
+    """The plain runs of the same data, network, batch size and preset; of several, those with the same learning rate.
 
     Where there are none of the preset, those of another that train in all else alike, as presets paper and ours do.
     """
     same = ("dataset", "model", "batch_size", "hold_out", "epochs")
     alike = (*same, "ghost_batch_size", "ghost_by", "clip", "reset_optimizer_every_epoch", "optimizer", "lr", "report")
     plain = [other for other in groups if other.config.method == "plain"]
-    for names in ((*same, "preset"), alike):
+    schedule = ("lr_scaling", "lr_warmup", "milestones", "lr_decay", "momentum", "weight_decay", "augment", "dropout")
+    for names in ((*alike, *schedule, "preset"), (*same, "preset"), alike):
         for other in plain:
             if all(getattr(other.config, name) == getattr(group.config, name) for name in names):
                 return other

@@ -71,8 +71,9 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
     group = records.group(row.config)
     starts = i > 0 and _block(row) != _block(rows[i - 1])
     shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
-    note = row.note or shared
-    name = Cell(row.label + (f" ({note})" if note else ""))
+    small = f"here {row.config.model} on the digits, batch {row.config.batch_size}" if setting.scale == "tiny" else ""
+    notes = ", ".join(note for note in (row.note or shared, small) if note)
+    name = Cell(row.label + (f" ({notes})" if notes else ""))
     paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
     # The nearest above: at tiny scale several rows have the same configuration.
     versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from smoothout.lab import measurements
+from smoothout.lab.config import Config
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import figures
 from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, compare, difference
@@ -91,6 +93,13 @@ def number(sample: Sample) -> str:
 
 def name_of(group: Group, groups: Sequence[Group]) -> str:
     """What tells a configuration from the others on the page."""
+    name = _usual_name(group, groups)
+    namesakes = [other.config for other in groups if _usual_name(other, groups) == name]
+    telling = [each.name for each in fields(Config) if len({getattr(c, each.name) for c in namesakes}) > 1]
+    return name + "".join(f", {setting} {getattr(group.config, setting)}" for setting in telling)
+
+
+def _usual_name(group: Group, groups: Sequence[Group]) -> str:
     config = group.config
     several = [name for name in ("dataset", "model", "preset") if len({getattr(g.config, name) for g in groups}) > 1]
     before = "".join(f"{getattr(config, name)}, " for name in several)
