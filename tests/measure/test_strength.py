@@ -59,6 +59,7 @@ def test_where_the_curve_crosses():
 
 def test_json_carries_the_curve():
     found = smoothout.suggest_strength(mlp(), cross_entropy, batches(), strengths=[0.1, 0.2])
+    assert str(found) == f"strength {found.strength:.4g}: {found.message}"  # one line, without the curve
     again = SuggestedStrength.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
 

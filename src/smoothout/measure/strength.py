@@ -43,6 +43,9 @@ class SuggestedStrength(Result):
     def __float__(self) -> float:
         return self.strength
 
+    def __str__(self) -> str:
+        return f"strength {self.strength:.4g}: {self.message}"
+
     @classmethod
     def _read(cls, name: str, value: Any) -> Any:
         return Sensitivity.from_json(value) if name == "curve" else super()._read(name, value)

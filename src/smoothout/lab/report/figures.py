@@ -30,7 +30,7 @@ def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) 
     import matplotlib  # here, so that commands which draw nothing start sooner
     from matplotlib.figure import Figure as Canvas
 
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{id(draw)}"}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "the same, so that equal pages are equal files"}):
         canvas = Canvas(figsize=size, layout="constrained")
         draw(canvas.add_subplot())
         stream = io.StringIO()
