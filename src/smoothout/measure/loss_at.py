@@ -221,8 +221,20 @@ def model_loss_at(
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
     with torch.inference_mode(False), paused(model), untouched(model, batches) as random_state:
-        model.train(train_mode)
+        _set_mode(model, train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
+
+
+def _set_mode(model: nn.Module, train_mode: bool) -> None:
+    """Training mode as the model has it: its `train()` may leave some layers out. Eval mode without asking the model:
+    layers whose `eval()` merges weights (loralib's) would be measured without the weights that train, and would stay
+    merged when those are put back.
+    """
+    if train_mode:
+        model.train()
+    else:
+        for module in model.modules():
+            module.training = False
 
 
 def check_batches(batches: Any) -> None:

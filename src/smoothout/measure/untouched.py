@@ -58,15 +58,16 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     parameters = list(model.parameters())
     gradients = [p.grad for p in parameters]
     modes = {module: module.training for module in model.modules()}
-    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots)]
+    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots if buffer is not None)]
     copies = [t.detach().clone() for t in tensors]
 
     def put_back() -> None:
         for module, name, buffer in slots:
             module._buffers[name] = buffer
-        with torch.inference_mode(False), torch.no_grad():
-            for tensor, copy in zip(tensors, copies):
+        for tensor, copy in zip(tensors, copies):
+            # A buffer that was computed in inference mode can be written to only there, the others only outside.
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(copy)
         torch.clear_autocast_cache()
         for parameter, gradient in zip(parameters, gradients):
