@@ -253,6 +253,23 @@ def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero():
         assert not at.hessian_vector_product(at.start, torch.ones_like(at.start))[3:].any()
 
 
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if "sharpness" in n or n == "curvature"])
+def test_a_loss_without_a_graph_does_not_pass_for_flat(name):
+    with pytest.raises(ValueError, match=r"without a graph, as under torch.no_grad\(\)"):
+        MEASUREMENTS[name](mlp(), torch.no_grad()(cross_entropy), batches())
+
+
+def test_sparse_gradients_of_an_embedding():
+    data = [(torch.tensor([[0, 1], [4, 1]]), torch.tensor([2, 0]))]
+
+    def measured(sparse):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Flatten(), nn.Linear(6, 3))
+        return measure.sharpness(model, cross_entropy, data), measure.curvature(model, cross_entropy, data)
+
+    assert measured(sparse=True) == measured(sparse=False)
+
+
 class Exhausted:
     """Not an iterator, but gives its batches only once."""
 

@@ -132,12 +132,14 @@ class ModelLossAt:
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
-        loss, gradient = _Mean(), _Mean()
+        loss, gradient, differentiable = _Mean(), _Mean(), False
         with torch.enable_grad():
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
+                differentiable |= batch_loss.requires_grad
                 gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
                 loss.add(batch_loss.detach(), weight_of(batch))
+        self._check_graph(differentiable, w)
         return loss.value(), gradient.tensor()
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
@@ -146,13 +148,23 @@ class ModelLossAt:
             values.view(p.shape).to(p.device, p.dtype)
             for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
         ]
-        product = _Mean()
+        product, differentiable = _Mean(), False
         # The fused attention kernels have no second derivative.
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
+                differentiable |= batch_loss.requires_grad
                 product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
+        self._check_graph(differentiable, w)
         return product.tensor()
+
+    def _check_graph(self, differentiable: bool, w: Tensor) -> None:
+        """Of a constant the gradient is zero; a loss that lost its graph on the way would only pass for flat."""
+        if not differentiable and self.loss(w) != self.loss(1.01 * w + 0.01):
+            raise ValueError(
+                "loss_fn(model, batch) returned a loss without a graph, as under torch.no_grad() or after detach(): "
+                "give one that backward() can be called on"
+            )
 
     def base_loss(self) -> float:
         """The loss at the start, which must be a finite number."""
@@ -303,7 +315,8 @@ def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> l
     if not loss.requires_grad:
         return [torch.zeros_like(p) for p in inputs]
     gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, inputs)]
+    # An embedding with sparse=True has sparse gradients.
+    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(gradients, inputs)]
 
 
 def _second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:
