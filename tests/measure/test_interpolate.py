@@ -6,7 +6,7 @@ import torch
 from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
 from torch import nn
 
-from smoothout import measure, update_bn
+from smoothout import SmoothOut, measure, update_bn
 from smoothout.measure import Interpolation
 
 ALPHAS = [round(-1 + i / 10, 1) for i in range(31)]
@@ -50,6 +50,14 @@ def test_the_states_may_be_the_models_own():
     a, b = ({n: t.clone() for n, t in m.state_dict().items()} for m in (model, other))
     live = measure.interpolate(model, model.state_dict(), other.state_dict(), cross_entropy, batches(), ALPHAS)
     assert live == measure.interpolate(mlp(), a, b, cross_entropy, batches(), ALPHAS)
+
+
+def test_inside_perturbed_the_line_is_that_between_the_states():
+    model, data = mlp(), batches()
+    a, b = states()
+    expected = measure.interpolate(model, a, b, cross_entropy, data, [0.0, 0.5, 1.0])
+    with SmoothOut(model, 0.3).perturbed():
+        assert measure.interpolate(model, a, b, cross_entropy, data, [0.0, 0.5, 1.0]) == expected
 
 
 def test_statistics_outside_the_ends_give_no_nan():

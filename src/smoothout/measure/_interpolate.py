@@ -73,13 +73,15 @@ def interpolate(
     with model_loss_at(
         model, loss_fn, batches, train_mode=train_mode, accuracy_fn=accuracy_fn, needs_parameters=False
     ) as at:
-        tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        # What state_dict() gives may be copies, as inside perturbed(): only load_state_dict() writes for sure.
+        state = model.state_dict()
+        tensors = {name for name, value in state.items() if isinstance(value, Tensor)}
         variances = {name for name in tensors if name.rpartition(".")[2] == "running_var"}
         for i, α in enumerate(alphas):
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    value = between(a[name], b[name], α)
-                    tensor.copy_(value.clamp_min(0) if name in variances else value)
+            for name in tensors:
+                value = between(a[name], b[name], α)
+                state[name] = (value.clamp_min(0) if name in variances else value).to(state[name].dtype)
+            model.load_state_dict(state)
             torch.clear_autocast_cache()
             if batchnorm == "recompute":
                 update_bn(model, at.each_batch(), forward=loss_fn)
