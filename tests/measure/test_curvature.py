@@ -134,6 +134,8 @@ def test_bad_options_are_named():
             measure.curvature(mlp(), cross_entropy, batches(), max_iterations=10**6, **options)
     with pytest.raises(TypeError, match="seed='a': give a whole number"):
         measure.curvature(mlp(), cross_entropy, batches(), seed="a")
+    with pytest.raises(ValueError, match="tolerance=nan: give a positive number"):
+        measure.curvature(mlp(), cross_entropy, batches(), tolerance=np.nan)
     with pytest.raises(ValueError, match="max_iterations=2"):
         measure.curvature(mlp(), cross_entropy, batches(), top=3, max_iterations=2)
     square_root = Function(lambda w: w.sqrt().sum(), torch.zeros(2))

@@ -329,6 +329,8 @@ def test_other_bad_input():
         measure.sensitivity(mlp(), cross_entropy, batches(), [0.1], accuracy_fn=3)
     with pytest.raises(TypeError, match="batches is a int"):
         measure.sharpness(mlp(), cross_entropy, 3)
+    with pytest.raises(TypeError, match=r"batches is a dict, one batch\? Give a list of batches"):
+        measure.sharpness(mlp(), cross_entropy, {"image": torch.zeros(2, 6)})
 
 
 def test_works_under_no_grad_and_inference_mode():

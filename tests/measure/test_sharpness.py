@@ -297,8 +297,12 @@ def test_progress_and_json():
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         measure.sharpness(mlp(), cross_entropy, batches(), **options)
-    with pytest.raises(ValueError, match="−1 at the start"):
-        sharpness_at(FunctionLossAt(lambda w: w.sum() - 1, torch.zeros(2)))
+
+
+@pytest.mark.parametrize("base", [-1.0, -5.0])
+def test_a_loss_whose_unit_is_not_positive_is_refused(base):
+    with pytest.raises(ValueError, match=f"f = {base:g} is not above −1 at the start"):
+        sharpness_at(FunctionLossAt(lambda w: w.sum() + base, torch.zeros(2)))
 
 
 def test_a_seed_is_a_number():

@@ -155,8 +155,7 @@ def sharpness_at(
         centre = box.evaluate(box.centre)
     except NotFinite as error:
         raise ValueError(f"the loss at the start is not finite: {error}") from None
-    if centre.loss == -1.0:
-        raise ValueError("the loss is −1 at the start: the value 100·(max f − f)/(1 + f) is not defined there")
+    check_unit(centre.loss)
     # Seeds of their own: where a start begins does not depend on what the starts before it met.
     seeds = torch.randint(2**62, (restarts,), generator=torch.Generator().manual_seed(seed)).tolist()
     trials = []
@@ -169,6 +168,15 @@ def sharpness_at(
             trials.append(Trial(math.nan, False, False, "failed", str(error), finite=False))
         (progress or no_progress)(i + 1, restarts)
     return _summary(centre.loss, trials, box.evaluations)
+
+
+def check_unit(base_loss: float) -> None:
+    """Rises are measured in units of 1 + f, which must be positive: else the steepest rise would be the least value."""
+    if base_loss <= -1.0:
+        raise ValueError(
+            f"the loss f = {base_loss:.6g} is not above −1 at the start: rises are measured in units of 1 + f, which "
+            "must be positive; add a constant to the loss so that it is never negative"
+        )
 
 
 def _summary(base_loss: float, trials: list[Trial], evaluations: int) -> Sharpness:

@@ -256,6 +256,8 @@ def check_batches(batches: Any) -> None:
             f"batches is a {type(batches).__name__}, an iterator: it is exhausted after one pass, if not already. "
             "Several passes are needed: give a list or a DataLoader, which start anew each time"
         )
+    if isinstance(batches, Mapping):
+        raise TypeError(f"batches is a {type(batches).__name__}, one batch? Give a list of batches: [batch]")
     if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
         raise TypeError(f"batches is a {type(batches).__name__}: give a list of batches or a DataLoader")
     if hasattr(batches, "__len__") and len(batches) == 0:
