@@ -111,6 +111,14 @@ def test_select_restricts_the_hessian():
     assert first.trace == pytest.approx(20.0)
 
 
+def test_compiled_models_are_differentiated_twice():
+    model, data = mlp().eval(), batches()
+    expected = measure.curvature(model, cross_entropy, data)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(data[0][0]).sum().backward()
+    assert measure.curvature(compiled, cross_entropy, data) == expected
+
+
 def test_progress_and_json():
     told = []
     found = measure.curvature(mlp(), cross_entropy, batches(), top=2, probes=4, progress=lambda *p: told.append(p))

@@ -229,6 +229,41 @@ def test_dropout_masks_and_shuffles_are_the_same_in_every_evaluation():
         assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
 
 
+def test_in_training_mode_every_evaluation_starts_from_the_same_buffers():
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+    first.parametrizations.weight[0]._v.copy_(torch.eye(6)[0])  # which each pass in training mode moves
+    model, data = nn.Sequential(first, nn.Tanh(), nn.Linear(8, 4)), batches()
+    with model_loss_at(model, cross_entropy, data, train_mode=True) as at:
+        assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.layer(x[:, None])[0][:, -1])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_recurrent_layers_are_differentiated_in_eval_mode_without_cudnn(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    used = set()
+
+    def loss(model, batch):
+        used.add((torch.is_grad_enabled(), torch.backends.cudnn.enabled))
+        return cross_entropy(model, batch)
+
+    model, data = Recurrent().to(device), [(x.to(device), y.to(device)) for x, y in batches()]
+    measure.sharpness(model, loss, data, restarts=1)
+    measure.curvature(model, loss, data, probes=2)
+    assert used == {(False, True), (True, False)}
+    assert torch.backends.cudnn.enabled
+
+
 def test_eval_mode_unless_asked_otherwise():
     seen = set()
 

@@ -7,8 +7,9 @@ checked against a closed form; `model_loss_at` makes one of a model, a loss func
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -71,8 +72,9 @@ class ModelLossAt:
     """The mean loss of a model over batches, as a function of its selected parameters. Made by `model_loss_at`.
 
     The vector is float64 and rounded once to each parameter's own dtype; the model computes in its own precision;
-    batches and their gradients are averaged in float64. Every evaluation starts from the same random state: dropout
-    masks and shuffled loaders are the same each time, so that this is a function and not a random variable.
+    batches and their gradients are averaged in float64. Every evaluation starts from the same random state and buffers:
+    dropout masks, shuffled loaders and spectral norm's vectors, which training mode moves, are the same each time, so
+    that this is a function and not a random variable.
     """
 
     def __init__(
@@ -88,6 +90,9 @@ class ModelLossAt:
         self.selected, self.accuracy_fn = selected, accuracy_fn
         self._random_state = random_state
         self._parameters = [s.parameter for s in selected]
+        # In eval mode buffers do not change; those of inference mode cannot change outside it.
+        buffers = [b for b in model.buffers() if not b.is_inference()] if model.training else []
+        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
         self._passes = 0
         self.start = self.flat(self._parameters)
 
@@ -102,6 +107,8 @@ class ModelLossAt:
         """Put a vector into the parameters."""
         for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
             parameter.copy_(values.view(parameter.shape))
+        for buffer, values in self._buffers:
+            buffer.copy_(values)
         torch.clear_autocast_cache()
 
     @torch.no_grad()
@@ -133,7 +140,7 @@ class ModelLossAt:
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
         loss, gradient, differentiable = _Mean(), _Mean(), False
-        with torch.enable_grad():
+        with torch.enable_grad(), _recurrent_derivatives(self.model):
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
                 differentiable |= batch_loss.requires_grad
@@ -149,8 +156,7 @@ class ModelLossAt:
             for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
         ]
         product, differentiable = _Mean(), False
-        # The fused attention kernels have no second derivative.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), _recurrent_derivatives(self.model), _second_order():
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
                 differentiable |= batch_loss.requires_grad
@@ -310,6 +316,27 @@ def _scalar(loss: Any) -> Tensor:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
     return loss.reshape(())
+
+
+@contextmanager
+def _recurrent_derivatives(model: nn.Module) -> Iterator[None]:
+    """cuDNN's recurrent layers have no derivative in eval mode, and no second one in any: torch's own stand in."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    try:
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            cudnn.enabled = False
+        yield
+    finally:
+        cudnn.enabled = before
+
+
+@contextmanager
+def _second_order() -> Iterator[None]:
+    """Fused attention kernels and compiled code have no second derivative: inside, neither is used."""
+    compiler_loaded = "torch._dynamo" in sys.modules  # to load it takes seconds
+    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
+        yield
 
 
 def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
