@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -259,6 +260,21 @@ def test_iteration_limit_is_a_status_of_its_own():
     at = FunctionLossAt(lambda w: 5 - (a @ (w - 1e-4)).pow(2).sum().sqrt(), torch.zeros(60))
     assert sharpness_at(at, restarts=1, max_iterations=2, method="lbfgsb").status == "iteration limit"
     assert sharpness_at(at, restarts=1, max_iterations=2, method="ascent").status == "iteration limit"
+
+
+def test_weights_too_coarse_for_the_box_are_told():
+    """bf16 has no number within 5e-4·(|w| + 1) of most w between 1 and 2, and fp32 has thousands."""
+
+    def measured(dtype, epsilon=EPSILON):
+        w = torch.linspace(1, 2, 20).to(dtype)
+        return measure.sharpness(Function(lambda w: w.double().sum(), w, dtype), value_of, [0], epsilon=epsilon)
+
+    with pytest.warns(UserWarning, match="narrower than the rounding of 100.0% of the weights"):
+        assert measured(torch.bfloat16).status == "failed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert measured(torch.float32).converged
+        assert measured(torch.bfloat16, epsilon=0.1).value > 0
 
 
 def test_large_problems_go_to_the_ascent(monkeypatch):

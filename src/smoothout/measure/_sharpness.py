@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -111,7 +112,7 @@ def sharpness(
         at.base_loss()  # says which batch, if it is not finite
         sizes = at.flat(_filter_sizes(at)) if scale == "filter" else None
         basis = None if subspace is None else random_basis(len(at.start), subspace, seed, at.start.device)
-        return sharpness_at(
+        result = sharpness_at(
             at,
             epsilon=epsilon,
             basis=basis,
@@ -122,6 +123,8 @@ def sharpness(
             method=method,
             progress=progress,
         )
+        _warn_of_coarse_weights(at, epsilon * (at.start.abs() + 1 if sizes is None else sizes))
+    return result
 
 
 def sharpness_at(
@@ -208,6 +211,19 @@ def random_basis(n: int, p: int, seed: int, device: torch.device) -> Tensor:
         raise ValueError(f"subspace={p}: give a whole number between 1 and {n}, the number of parameters")
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator).to(device)).Q
+
+
+def _warn_of_coarse_weights(at: ModelLossAt, bounds: Tensor) -> None:
+    """Points of the box are rounded to the weights' own dtype; bf16 and fp16 have few or none inside a small box."""
+    steps = at.start.abs() * at.flat(
+        [torch.full_like(s.parameter, torch.finfo(s.parameter.dtype).eps) for s in at.selected]
+    )
+    if share := float(((steps > bounds) & (bounds > 0)).double().mean()):
+        warnings.warn(
+            f"the box is narrower than the rounding of {share:.1%} of the weights, so that they stay or leave it: "
+            "measure a copy of higher precision, copy.deepcopy(model).float(), or choose a larger epsilon",
+            stacklevel=3,
+        )
 
 
 def _filter_sizes(at: ModelLossAt) -> list[Tensor]:
