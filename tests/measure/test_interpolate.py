@@ -103,6 +103,12 @@ def test_whole_numbers_are_those_of_the_nearer_end():
     assert found.losses == (3.0, 3.0, 3.0, 11.0, 11.0, 11.0)
 
 
+def test_complex_weights_are_interpolated_too():
+    a, b = (Function(lambda w: w.abs().square().sum(), [x], torch.complex64) for x in (1 + 2j, 3 - 2j))
+    found = measure.interpolate(a, a.state_dict(), b.state_dict(), value_of, [0], [0.25])
+    assert found.losses == (3.25,)  # |1.5 + i|²
+
+
 def test_a_frozen_model_can_be_interpolated():
     a, b = states()
     frozen = mlp().requires_grad_(False)

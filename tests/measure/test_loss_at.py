@@ -1,32 +1,14 @@
 import collections
-import random
 
 import numpy as np
 import pytest
 import torch
-from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
+from networks import Function, accuracy, batches, cross_entropy, everything_about, mlp, trained, value_of
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from smoothout import SmoothOut, measure
 from smoothout.measure.loss_at import FunctionLossAt, model_loss_at, weight_of
-
-
-def everything_about(model, loader=None):
-    """All that a measurement must leave as it was, down to the bits, the objects and the version counters."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return (
-        [
-            (id(t), t.data_ptr(), t._version, t.detach().clone().view(torch.uint8).tolist() if t.ndim else t.item())
-            for t in tensors
-        ],
-        [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in model.parameters()],
-        [m.training for m in model.modules()],
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-        None if loader is None else loader.generator.get_state().tolist(),
-    )
 
 
 def in_use():
@@ -90,63 +72,6 @@ def test_an_interrupted_measurement_does_too(name, call, interruption):
     else:
         assert calls < call
     assert everything_about(model, loader) == before
-
-
-class MergesInEval(nn.Linear):
-    """A low-rank adapter whose `eval()` adds it to the weight and whose `train()` takes it out again, as loralib's."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__(inputs, outputs)
-        self.weight.requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.ones(1, inputs)), nn.Parameter(torch.ones(outputs, 1))
-        self.merged = False
-
-    def train(self, mode=True):
-        if mode == self.merged:
-            self.weight.data += -self.b @ self.a if mode else self.b @ self.a
-            self.merged = not mode
-        return super().train(mode)
-
-    def forward(self, x):
-        y = super().forward(x)
-        return y if self.merged else y + x @ self.a.T @ self.b.T
-
-
-def test_a_layer_that_merges_weights_in_eval_is_measured_and_left_as_it_is():
-    model, data = nn.Sequential(MergesInEval(6, 4), nn.Dropout(0.5)).train(), batches()
-    before, loss = everything_about(model), cross_entropy(model[0], data[0]).item()
-    curve = measure.sensitivity(model, cross_entropy, data, [0.0, 1.0], select=lambda name, p, m: name[-1] in "ab")
-    assert curve.losses[0] != curve.losses[1]
-    assert everything_about(model) == before
-    assert cross_entropy(model[0], data[0]).item() == loss
-
-
-class Caching(nn.Module):
-    """Keeps what it computed in a buffer, and another buffer that was computed in inference mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4)
-        self.register_buffer("cache", None)
-        self.register_buffer("factor", None)
-        with torch.inference_mode():
-            self.factor = torch.ones(4)
-
-    def forward(self, x):
-        self.cache = self.first.weight.detach().clone() if self.cache is None else self.cache
-        return self.norm(self.first(x)) * self.factor
-
-
-@pytest.mark.parametrize("inference", [False, True])
-def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
-    model = Caching().train()
-    statistics = model.norm.running_var.clone()
-    with torch.inference_mode(inference):
-        measure.sensitivity(model, cross_entropy, batches(), [0.0, 0.1], train_mode=True)
-    assert model.cache is None
-    assert model.training
-    assert torch.equal(model.norm.running_var, statistics)
-    assert torch.equal(model.factor, torch.ones(4))
 
 
 @pytest.mark.gpu
@@ -227,6 +152,17 @@ def test_dropout_masks_and_shuffles_are_the_same_in_every_evaluation():
     model, loader = in_use()
     with model_loss_at(model, cross_entropy, loader, train_mode=True) as at:
         assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(x[0], y[0]) for x, y in batches()])
+
+
+def test_a_loader_of_unknown_length():
+    model, rows = mlp(), [(x[:1], y[:1]) for x, y in batches()]
+    found = measure.sensitivity(model, cross_entropy, DataLoader(Stream(), batch_size=1), [0.0])
+    assert found.losses == measure.sensitivity(model, cross_entropy, rows, [0.0]).losses
 
 
 def test_in_training_mode_every_evaluation_starts_from_the_same_buffers():

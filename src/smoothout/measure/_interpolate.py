@@ -93,9 +93,10 @@ def interpolate(
 
 def between(a: Tensor, b: Tensor, α: float) -> Tensor:
     """α·b + (1 − α)·a in float64; the ends themselves at 0 and 1; whole numbers are those of the nearer end."""
-    if α == 0.0 or α == 1.0 or not a.is_floating_point():
+    if α == 0.0 or α == 1.0 or not (a.is_floating_point() or a.is_complex()):
         return a if α < 0.5 else b
-    return α * b.to(a.device, torch.float64) + (1 - α) * a.to(torch.float64)
+    dtype = torch.promote_types(a.dtype, torch.float64)  # complex128 for complex numbers
+    return α * b.to(a.device, dtype) + (1 - α) * a.to(dtype)
 
 
 def _checked(model: nn.Module, argument: str, state: Mapping[str, Any]) -> Mapping[str, Any]:

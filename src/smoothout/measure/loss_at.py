@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
-from smoothout.measure.untouched import RandomState, untouched
+from smoothout.measure.untouched import RandomState, keep_workers, untouched
 from smoothout.select import Predicate, Selected, everything, select_parameters
 from smoothout.smooth import check_model
 
@@ -190,6 +190,7 @@ class ModelLossAt:
     def each_batch(self) -> Iterator[Any]:
         """One pass over the batches, from the same random state each time."""
         self._random_state.put_back()
+        keep_workers(self.batches, None)  # those that stay have generators that go on: new ones for each pass
         count = 0
         for count, batch in enumerate(self.batches, start=1):  # noqa: B007
             yield batch
@@ -266,8 +267,6 @@ def check_batches(batches: Any) -> None:
         raise TypeError(f"batches is a {type(batches).__name__}, one batch? Give a list of batches: [batch]")
     if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
         raise TypeError(f"batches is a {type(batches).__name__}: give a list of batches or a DataLoader")
-    if hasattr(batches, "__len__") and len(batches) == 0:
-        raise ValueError("batches is empty: nothing to measure the loss on")
 
 
 def weight_of(batch: Any) -> int:

@@ -47,6 +47,12 @@ def _generators_of(batches: Any) -> list[torch.Generator]:
     return list(found.values())
 
 
+def keep_workers(batches: Any, workers: Any) -> None:
+    """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
+    if getattr(batches, "persistent_workers", False):
+        batches._iterator = workers
+
+
 @contextmanager
 def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
@@ -61,6 +67,7 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
     tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots if buffer is not None)]
     copies = [t.detach().clone() for t in tensors]
+    workers = getattr(batches, "_iterator", None)  # which a DataLoader keeps, perhaps in the midst of an epoch
 
     def put_back() -> None:
         for module, name, buffer in slots:
@@ -74,6 +81,7 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
             parameter.grad = gradient
         for module, mode in modes.items():
             module.training = mode
+        keep_workers(batches, workers)
         random_state.put_back()
 
     with torch.autograd._unsafe_preserve_version_counter(tuple(t for t in tensors if not t.is_inference())):
