@@ -143,6 +143,12 @@ def test_mismatched_checkpoints_say_which():
         measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])
 
 
+def test_a_state_is_made_of_tensors():
+    state = mlp().state_dict()
+    with pytest.raises(TypeError, match=r"state_b\['0\.weight'\] is a ndarray: give tensors"):
+        measure.interpolate(mlp(), state, {n: t.numpy() for n, t in state.items()}, cross_entropy, batches(), [0.5])
+
+
 @pytest.mark.parametrize("alphas", [0.5, "0.5", ["a"], None])
 def test_alphas_are_a_list_of_numbers(alphas):
     a, b = states()

@@ -109,9 +109,14 @@ def _checked(model: nn.Module, argument: str, state: Mapping[str, Any]) -> Mappi
             shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ValueError(f"{argument} is no state of this {type(model).__name__}: it {what} {shown}")
     for name, tensor in own.items():
-        if isinstance(tensor, Tensor) and getattr(state[name], "shape", None) != tensor.shape:
-            found = tuple(getattr(state[name], "shape", ()))
-            raise ValueError(f"{argument}[{name!r}] has shape {found}, the model's has {tuple(tensor.shape)}")
+        if not isinstance(tensor, Tensor):
+            continue
+        if not isinstance(value := state[name], Tensor):
+            raise TypeError(f"{argument}[{name!r}] is a {type(value).__name__}: give tensors, as state_dict() does")
+        if value.shape != tensor.shape:
+            raise ValueError(
+                f"{argument}[{name!r}] has shape {tuple(value.shape)}, the model's has {tuple(tensor.shape)}"
+            )
     # A state of this very model is made of its own tensors, which are about to be written to.
     return {name: value.clone() if _same_memory(value, own[name]) else value for name, value in state.items()}
 
