@@ -241,6 +241,16 @@ def test_an_infinite_loss_in_a_part_of_the_box_is_a_failure_too(method):
     assert found.value != 0.0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_that_is_not_finite_is_told_from_such_a_loss(method):
+    at = FunctionLossAt(lambda x: x.square().sum().sqrt(), torch.zeros(5))
+    found = sharpness_at(at, method=method, restarts=1)
+    assert (found.status, found.message) == (
+        "failed",
+        "the gradient is not finite at a point of the box, where the loss is",
+    )
+
+
 def test_a_gradient_of_the_wrong_sign_is_seen_as_a_failure():
     """The fault of the released tool: the loss of one sign with the gradient of the other."""
 
