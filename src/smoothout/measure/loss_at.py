@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
-from smoothout.measure.untouched import RandomState, keep_workers, untouched
+from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
 from smoothout.select import Predicate, Selected, everything, select_parameters
 from smoothout.smooth import check_model
 
@@ -239,7 +239,7 @@ def model_loss_at(
         )
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
-    with torch.inference_mode(False), paused(model), untouched(model, batches) as random_state:
+    with torch.inference_mode(False), paused(model), alone(model), untouched(model, batches) as random_state:
         _set_mode(model, train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
 

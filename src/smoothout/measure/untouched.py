@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,22 @@ def keep_workers(batches: Any, workers: Any) -> None:
     """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
     if getattr(batches, "persistent_workers", False):
         batches._iterator = workers
+
+
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Past the forward of DistributedDataParallel, which waits for ranks that measure other data, or nothing."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    replaced = [wrapper.__dict__.get("forward") for wrapper in wrappers]  # the class has one, too
+    try:
+        for wrapper in wrappers:
+            wrapper.__dict__["forward"] = wrapper.module.__call__
+        yield
+    finally:
+        for wrapper, forward in zip(wrappers, replaced):
+            wrapper.__dict__.pop("forward", None)
+            if forward is not None:
+                wrapper.__dict__["forward"] = forward
 
 
 @contextmanager
