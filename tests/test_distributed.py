@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from smoothout import AdaSmoothOut, SmoothOut
+from smoothout import AdaSmoothOut, SmoothOut, measure
 from smoothout.sharding import local_part
 from two_processes import WORLD, TwoProcesses
 
@@ -118,6 +118,20 @@ def ddp_with_shared_noise_equals_one_process(rank, method):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
 
 
+def ddp_measured_by_one_rank(rank):
+    """After the first backward, when DDP's next forward would speak with all ranks, as it would to share buffers."""
+    model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(6).double(), network()))
+    first, second = batches(2)
+    loss_of(model, part_of(first, rank)).backward()
+    if rank == 0:
+        found, expected = (measure.sharpness(m, loss_of, [first], restarts=1) for m in (model, model.module))
+        assert found == expected
+    model.zero_grad()
+    loss_of(model, part_of(second, rank)).backward()
+    for p in model.parameters():
+        assert_equal_on_all_ranks(p.grad)
+
+
 def ddp_no_sync_accumulation(rank):
     model = DistributedDataParallel(network())
     smooth, optimizer = AdaSmoothOut(model, 0.2, shared_noise=True), sgd(model)
@@ -225,6 +239,10 @@ def test_ddp_with_shared_noise_equals_one_process_on_the_joined_batch(in_two_pro
 
 def test_ddp_no_sync_accumulation(in_two_processes):
     in_two_processes(ddp_no_sync_accumulation)
+
+
+def test_one_rank_may_measure_a_ddp_model_alone(in_two_processes):
+    in_two_processes(ddp_measured_by_one_rank)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Small networks, losses and batches that the measurements' tests share."""
 
+import random
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,3 +64,20 @@ def trained(model, data, steps=60, lr=0.1):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return model
+
+
+def everything_about(model, loader=None):
+    """All that a measurement must leave as it was, down to the bits, the objects and the version counters."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return (
+        [
+            (id(t), t.data_ptr(), t._version, t.detach().clone().view(torch.uint8).tolist() if t.ndim else t.item())
+            for t in tensors
+        ],
+        [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in model.parameters()],
+        [m.training for m in model.modules()],
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        None if loader is None else loader.generator.get_state().tolist(),
+    )

@@ -111,6 +111,14 @@ def test_select_restricts_the_hessian():
     assert first.trace == pytest.approx(20.0)
 
 
+def test_compiled_models_are_differentiated_twice():
+    model, data = mlp().eval(), batches()
+    expected = measure.curvature(model, cross_entropy, data)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(data[0][0]).sum().backward()
+    assert measure.curvature(compiled, cross_entropy, data) == expected
+
+
 def test_progress_and_json():
     told = []
     found = measure.curvature(mlp(), cross_entropy, batches(), top=2, probes=4, progress=lambda *p: told.append(p))
@@ -134,6 +142,8 @@ def test_bad_options_are_named():
             measure.curvature(mlp(), cross_entropy, batches(), max_iterations=10**6, **options)
     with pytest.raises(TypeError, match="seed='a': give a whole number"):
         measure.curvature(mlp(), cross_entropy, batches(), seed="a")
+    with pytest.raises(ValueError, match="tolerance=nan: give a positive number"):
+        measure.curvature(mlp(), cross_entropy, batches(), tolerance=np.nan)
     with pytest.raises(ValueError, match="max_iterations=2"):
         measure.curvature(mlp(), cross_entropy, batches(), top=3, max_iterations=2)
     square_root = Function(lambda w: w.sqrt().sum(), torch.zeros(2))

@@ -6,7 +6,7 @@ import torch
 from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
 from torch import nn
 
-from smoothout import measure, update_bn
+from smoothout import SmoothOut, measure, update_bn
 from smoothout.measure import Interpolation
 
 ALPHAS = [round(-1 + i / 10, 1) for i in range(31)]
@@ -52,6 +52,14 @@ def test_the_states_may_be_the_models_own():
     assert live == measure.interpolate(mlp(), a, b, cross_entropy, batches(), ALPHAS)
 
 
+def test_inside_perturbed_the_line_is_that_between_the_states():
+    model, data = mlp(), batches()
+    a, b = states()
+    expected = measure.interpolate(model, a, b, cross_entropy, data, [0.0, 0.5, 1.0])
+    with SmoothOut(model, 0.3).perturbed():
+        assert measure.interpolate(model, a, b, cross_entropy, data, [0.0, 0.5, 1.0]) == expected
+
+
 def test_statistics_outside_the_ends_give_no_nan():
     """At α = −1 or 2 an interpolated variance can be negative."""
     a, b = states()
@@ -95,6 +103,12 @@ def test_whole_numbers_are_those_of_the_nearer_end():
     assert found.losses == (3.0, 3.0, 3.0, 11.0, 11.0, 11.0)
 
 
+def test_complex_weights_are_interpolated_too():
+    a, b = (Function(lambda w: w.abs().square().sum(), [x], torch.complex64) for x in (1 + 2j, 3 - 2j))
+    found = measure.interpolate(a, a.state_dict(), b.state_dict(), value_of, [0], [0.25])
+    assert found.losses == (3.25,)  # |1.5 + i|²
+
+
 def test_a_frozen_model_can_be_interpolated():
     a, b = states()
     frozen = mlp().requires_grad_(False)
@@ -127,6 +141,12 @@ def test_mismatched_checkpoints_say_which():
         run(a, b, batchnorm="freeze")
     with pytest.raises(ValueError, match="alphas"):
         measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])
+
+
+def test_a_state_is_made_of_tensors():
+    state = mlp().state_dict()
+    with pytest.raises(TypeError, match=r"state_b\['0\.weight'\] is a ndarray: give tensors"):
+        measure.interpolate(mlp(), state, {n: t.numpy() for n, t in state.items()}, cross_entropy, batches(), [0.5])
 
 
 @pytest.mark.parametrize("alphas", [0.5, "0.5", ["a"], None])

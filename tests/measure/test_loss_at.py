@@ -1,32 +1,14 @@
 import collections
-import random
 
 import numpy as np
 import pytest
 import torch
-from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
+from networks import Function, accuracy, batches, cross_entropy, everything_about, mlp, trained, value_of
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from smoothout import SmoothOut, measure
 from smoothout.measure.loss_at import FunctionLossAt, model_loss_at, weight_of
-
-
-def everything_about(model, loader=None):
-    """All that a measurement must leave as it was, down to the bits, the objects and the version counters."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return (
-        [
-            (id(t), t.data_ptr(), t._version, t.detach().clone().view(torch.uint8).tolist() if t.ndim else t.item())
-            for t in tensors
-        ],
-        [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in model.parameters()],
-        [m.training for m in model.modules()],
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-        None if loader is None else loader.generator.get_state().tolist(),
-    )
 
 
 def in_use():
@@ -172,6 +154,52 @@ def test_dropout_masks_and_shuffles_are_the_same_in_every_evaluation():
         assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(x[0], y[0]) for x, y in batches()])
+
+
+def test_a_loader_of_unknown_length():
+    model, rows = mlp(), [(x[:1], y[:1]) for x, y in batches()]
+    found = measure.sensitivity(model, cross_entropy, DataLoader(Stream(), batch_size=1), [0.0])
+    assert found.losses == measure.sensitivity(model, cross_entropy, rows, [0.0]).losses
+
+
+def test_in_training_mode_every_evaluation_starts_from_the_same_buffers():
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+    first.parametrizations.weight[0]._v.copy_(torch.eye(6)[0])  # which each pass in training mode moves
+    model, data = nn.Sequential(first, nn.Tanh(), nn.Linear(8, 4)), batches()
+    with model_loss_at(model, cross_entropy, data, train_mode=True) as at:
+        assert at.loss(at.start) == at.loss(at.start) == at.loss_and_gradient(at.start)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.layer(x[:, None])[0][:, -1])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_recurrent_layers_are_differentiated_in_eval_mode_without_cudnn(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    used = set()
+
+    def loss(model, batch):
+        used.add((torch.is_grad_enabled(), torch.backends.cudnn.enabled))
+        return cross_entropy(model, batch)
+
+    model, data = Recurrent().to(device), [(x.to(device), y.to(device)) for x, y in batches()]
+    measure.sharpness(model, loss, data, restarts=1)
+    measure.curvature(model, loss, data, probes=2)
+    assert used == {(False, True), (True, False)}
+    assert torch.backends.cudnn.enabled
+
+
 def test_eval_mode_unless_asked_otherwise():
     seen = set()
 
@@ -194,6 +222,23 @@ def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero():
         assert gradient[:3].all()
         assert not gradient[3:].any()
         assert not at.hessian_vector_product(at.start, torch.ones_like(at.start))[3:].any()
+
+
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if "sharpness" in n or n == "curvature"])
+def test_a_loss_without_a_graph_does_not_pass_for_flat(name):
+    with pytest.raises(ValueError, match=r"without a graph, as under torch.no_grad\(\)"):
+        MEASUREMENTS[name](mlp(), torch.no_grad()(cross_entropy), batches())
+
+
+def test_sparse_gradients_of_an_embedding():
+    data = [(torch.tensor([[0, 1], [4, 1]]), torch.tensor([2, 0]))]
+
+    def measured(sparse):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Flatten(), nn.Linear(6, 3))
+        return measure.sharpness(model, cross_entropy, data), measure.curvature(model, cross_entropy, data)
+
+    assert measured(sparse=True) == measured(sparse=False)
 
 
 class Exhausted:
@@ -258,6 +303,8 @@ def test_other_bad_input():
         measure.sensitivity(mlp(), cross_entropy, batches(), [0.1], accuracy_fn=3)
     with pytest.raises(TypeError, match="batches is a int"):
         measure.sharpness(mlp(), cross_entropy, 3)
+    with pytest.raises(TypeError, match=r"batches is a dict, one batch\? Give a list of batches"):
+        measure.sharpness(mlp(), cross_entropy, {"image": torch.zeros(2, 6)})
 
 
 def test_works_under_no_grad_and_inference_mode():

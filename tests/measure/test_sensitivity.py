@@ -149,6 +149,16 @@ def test_slope_is_least_squares_over_the_grid():
     curve = measure.sensitivity(bowl(), value_of, [0], a, draws=3)
     assert curve.slope == pytest.approx(np.polyfit(a, curve.losses, 1)[0])
     assert math.isnan(measure.sensitivity(bowl(), value_of, [0], [0.1]).slope)
+    assert math.isnan(measure.sensitivity(bowl(), value_of, [0], [0.1] * 3).slope)  # whose mean is not 0.1
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_losses_have_no_spread_and_no_finite_slope():
+    overflowing = Function(lambda w: (1e4 * w.abs().sum()).exp(), torch.zeros(3))
+    curve = measure.sensitivity(overflowing, value_of, [0], [0.0, 1.0, 2.0], draws=2)
+    assert curve.losses == (1.0, math.inf, math.inf)
+    assert math.isnan(curve.spreads[1])
+    assert not math.isfinite(curve.slope)
 
 
 def test_accuracies():

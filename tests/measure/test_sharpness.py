@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -240,6 +241,16 @@ def test_an_infinite_loss_in_a_part_of_the_box_is_a_failure_too(method):
     assert found.value != 0.0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_that_is_not_finite_is_told_from_such_a_loss(method):
+    at = FunctionLossAt(lambda x: x.square().sum().sqrt(), torch.zeros(5))
+    found = sharpness_at(at, method=method, restarts=1)
+    assert (found.status, found.message) == (
+        "failed",
+        "the gradient is not finite at a point of the box, where the loss is",
+    )
+
+
 def test_a_gradient_of_the_wrong_sign_is_seen_as_a_failure():
     """The fault of the released tool: the loss of one sign with the gradient of the other."""
 
@@ -259,6 +270,21 @@ def test_iteration_limit_is_a_status_of_its_own():
     at = FunctionLossAt(lambda w: 5 - (a @ (w - 1e-4)).pow(2).sum().sqrt(), torch.zeros(60))
     assert sharpness_at(at, restarts=1, max_iterations=2, method="lbfgsb").status == "iteration limit"
     assert sharpness_at(at, restarts=1, max_iterations=2, method="ascent").status == "iteration limit"
+
+
+def test_weights_too_coarse_for_the_box_are_told():
+    """bf16 has no number within 5e-4·(|w| + 1) of most w between 1 and 2, and fp32 has thousands."""
+
+    def measured(dtype, epsilon=EPSILON):
+        w = torch.linspace(1, 2, 20).to(dtype)
+        return measure.sharpness(Function(lambda w: w.double().sum(), w, dtype), value_of, [0], epsilon=epsilon)
+
+    with pytest.warns(UserWarning, match="narrower than the rounding of 100.0% of the weights"):
+        assert measured(torch.bfloat16).status == "failed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert measured(torch.float32).converged
+        assert measured(torch.bfloat16, epsilon=0.1).value > 0
 
 
 def test_large_problems_go_to_the_ascent(monkeypatch):
@@ -297,8 +323,12 @@ def test_progress_and_json():
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         measure.sharpness(mlp(), cross_entropy, batches(), **options)
-    with pytest.raises(ValueError, match="−1 at the start"):
-        sharpness_at(FunctionLossAt(lambda w: w.sum() - 1, torch.zeros(2)))
+
+
+@pytest.mark.parametrize("base", [-1.0, -5.0])
+def test_a_loss_whose_unit_is_not_positive_is_refused(base):
+    with pytest.raises(ValueError, match=f"f = {base:g} is not above −1 at the start"):
+        sharpness_at(FunctionLossAt(lambda w: w.sum() + base, torch.zeros(2)))
 
 
 def test_a_seed_is_a_number():

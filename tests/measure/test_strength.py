@@ -73,6 +73,8 @@ def test_bad_options_are_named():
     ):
         with pytest.raises(ValueError, match=words):
             smoothout.suggest_strength(mlp(), cross_entropy, batches(), **options)
+    with pytest.raises(ValueError, match="is not above −1 at the start"):
+        smoothout.suggest_strength(mlp(), lambda m, b: cross_entropy(m, b) - 9, batches())
     with pytest.raises(TypeError, match=r"strengths=0\.1: give a list of numbers"):
         smoothout.suggest_strength(mlp(), cross_entropy, batches(), strengths=0.1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothout.checks import seed_number, whole_number
+from smoothout.checks import positive_number, seed_number, whole_number
 from smoothout.measure.loss_at import LossAt, LossFunction, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
 from smoothout.select import Predicate
@@ -99,6 +99,7 @@ def curvature_at(
     n = len(at.start)
     top, probes = whole_number("top", top), whole_number("probes", probes, 2)
     max_iterations, seed = whole_number("max_iterations", max_iterations, top), seed_number(seed)
+    tolerance = positive_number("tolerance", tolerance, "1e-5")
     if top > n:
         raise ValueError(f"top={top}: the Hessian has {n} eigenvalues, one for each parameter")
     total, products = probes + min(n, max_iterations), 0

@@ -73,13 +73,15 @@ def interpolate(
     with model_loss_at(
         model, loss_fn, batches, train_mode=train_mode, accuracy_fn=accuracy_fn, needs_parameters=False
     ) as at:
-        tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        # What state_dict() gives may be copies, as inside perturbed(): only load_state_dict() writes for sure.
+        state = model.state_dict()
+        tensors = {name for name, value in state.items() if isinstance(value, Tensor)}
         variances = {name for name in tensors if name.rpartition(".")[2] == "running_var"}
         for i, α in enumerate(alphas):
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    value = between(a[name], b[name], α)
-                    tensor.copy_(value.clamp_min(0) if name in variances else value)
+            for name in tensors:
+                value = between(a[name], b[name], α)
+                state[name] = (value.clamp_min(0) if name in variances else value).to(state[name].dtype)
+            model.load_state_dict(state)
             torch.clear_autocast_cache()
             if batchnorm == "recompute":
                 update_bn(model, at.each_batch(), forward=loss_fn)
@@ -91,9 +93,10 @@ def interpolate(
 
 def between(a: Tensor, b: Tensor, α: float) -> Tensor:
     """α·b + (1 − α)·a in float64; the ends themselves at 0 and 1; whole numbers are those of the nearer end."""
-    if α == 0.0 or α == 1.0 or not a.is_floating_point():
+    if α == 0.0 or α == 1.0 or not (a.is_floating_point() or a.is_complex()):
         return a if α < 0.5 else b
-    return α * b.to(a.device, torch.float64) + (1 - α) * a.to(torch.float64)
+    dtype = torch.promote_types(a.dtype, torch.float64)  # complex128 for complex numbers
+    return α * b.to(a.device, dtype) + (1 - α) * a.to(dtype)
 
 
 def _checked(model: nn.Module, argument: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,9 +109,14 @@ def _checked(model: nn.Module, argument: str, state: Mapping[str, Any]) -> Mappi
             shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ValueError(f"{argument} is no state of this {type(model).__name__}: it {what} {shown}")
     for name, tensor in own.items():
-        if isinstance(tensor, Tensor) and getattr(state[name], "shape", None) != tensor.shape:
-            found = tuple(getattr(state[name], "shape", ()))
-            raise ValueError(f"{argument}[{name!r}] has shape {found}, the model's has {tuple(tensor.shape)}")
+        if not isinstance(tensor, Tensor):
+            continue
+        if not isinstance(value := state[name], Tensor):
+            raise TypeError(f"{argument}[{name!r}] is a {type(value).__name__}: give tensors, as state_dict() does")
+        if value.shape != tensor.shape:
+            raise ValueError(
+                f"{argument}[{name!r}] has shape {tuple(value.shape)}, the model's has {tuple(tensor.shape)}"
+            )
     # A state of this very model is made of its own tensors, which are about to be written to.
     return {name: value.clone() if _same_memory(value, own[name]) else value for name, value in state.items()}
 

@@ -111,7 +111,8 @@ def sensitivity(
                 accuracies[draw, i] = math.nan if accuracy is None else accuracy
                 (progress or no_progress)(draw * len(strengths) + i + 1, losses.size)
     means = mean_of_rows(losses)
-    spreads = (losses - losses[0]).std(axis=0, ddof=1) if draws > 1 else np.full(len(strengths), math.nan)
+    with np.errstate(invalid="ignore"):  # infinite losses have no spread
+        spreads = (losses - losses[0]).std(axis=0, ddof=1) if draws > 1 else np.full(len(strengths), math.nan)
     return Sensitivity(
         strengths,
         tuple(means.tolist()),
@@ -153,8 +154,11 @@ def mean_of_rows(values: np.ndarray) -> np.ndarray:
 
 def slope(strengths: Sequence[float], losses: np.ndarray) -> float:
     """ΔC̄/Δa by least squares; NaN if the strengths are all the same."""
+    if len(set(strengths)) == 1:  # their mean may be another number, by rounding
+        return math.nan
     a = np.asarray(strengths) - np.mean(strengths)
-    return float(a @ losses / (a @ a)) if a.any() else math.nan
+    with np.errstate(invalid="ignore"):  # with an infinite loss it is infinite or NaN
+        return float(a @ losses / (a @ a))
 
 
 def _checked(strengths: Sequence[float]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -111,7 +112,7 @@ def sharpness(
         at.base_loss()  # says which batch, if it is not finite
         sizes = at.flat(_filter_sizes(at)) if scale == "filter" else None
         basis = None if subspace is None else random_basis(len(at.start), subspace, seed, at.start.device)
-        return sharpness_at(
+        result = sharpness_at(
             at,
             epsilon=epsilon,
             basis=basis,
@@ -122,6 +123,8 @@ def sharpness(
             method=method,
             progress=progress,
         )
+        _warn_of_coarse_weights(at, epsilon * (at.start.abs() + 1 if sizes is None else sizes))
+    return result
 
 
 def sharpness_at(
@@ -155,8 +158,7 @@ def sharpness_at(
         centre = box.evaluate(box.centre)
     except NotFinite as error:
         raise ValueError(f"the loss at the start is not finite: {error}") from None
-    if centre.loss == -1.0:
-        raise ValueError("the loss is −1 at the start: the value 100·(max f − f)/(1 + f) is not defined there")
+    check_unit(centre.loss)
     # Seeds of their own: where a start begins does not depend on what the starts before it met.
     seeds = torch.randint(2**62, (restarts,), generator=torch.Generator().manual_seed(seed)).tolist()
     trials = []
@@ -169,6 +171,15 @@ def sharpness_at(
             trials.append(Trial(math.nan, False, False, "failed", str(error), finite=False))
         (progress or no_progress)(i + 1, restarts)
     return _summary(centre.loss, trials, box.evaluations)
+
+
+def check_unit(base_loss: float) -> None:
+    """Rises are measured in units of 1 + f, which must be positive: else the steepest rise would be the least value."""
+    if base_loss <= -1.0:
+        raise ValueError(
+            f"the loss f = {base_loss:.6g} is not above −1 at the start: rises are measured in units of 1 + f, which "
+            "must be positive; add a constant to the loss so that it is never negative"
+        )
 
 
 def _summary(base_loss: float, trials: list[Trial], evaluations: int) -> Sharpness:
@@ -200,6 +211,19 @@ def random_basis(n: int, p: int, seed: int, device: torch.device) -> Tensor:
         raise ValueError(f"subspace={p}: give a whole number between 1 and {n}, the number of parameters")
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator).to(device)).Q
+
+
+def _warn_of_coarse_weights(at: ModelLossAt, bounds: Tensor) -> None:
+    """Points of the box are rounded to the weights' own dtype; bf16 and fp16 have few or none inside a small box."""
+    steps = at.start.abs() * at.flat(
+        [torch.full_like(s.parameter, torch.finfo(s.parameter.dtype).eps) for s in at.selected]
+    )
+    if share := float(((steps > bounds) & (bounds > 0)).double().mean()):
+        warnings.warn(
+            f"the box is narrower than the rounding of {share:.1%} of the weights, so that they stay or leave it: "
+            "measure a copy of higher precision, copy.deepcopy(model).float(), or choose a larger epsilon",
+            stacklevel=3,
+        )
 
 
 def _filter_sizes(at: ModelLossAt) -> list[Tensor]:

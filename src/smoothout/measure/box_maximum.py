@@ -66,6 +66,8 @@ class Box:
         loss, gradient = self._at.loss_and_gradient(self._at.start + (y if self._basis is None else self._basis @ y))
         self.evaluations += 1
         if not math.isfinite(loss):
+            if z.isnan().any():  # it was a gradient that led the solver there
+                raise NotFinite("the gradient is not finite at a point of the box, where the loss is")
             raise NotFinite(f"the loss is {loss} at a point of the box")
         return Point(z, loss, self._bounds * (gradient if self._basis is None else self._basis.T @ gradient))
 

@@ -7,8 +7,9 @@ checked against a closed form; `model_loss_at` makes one of a model, a loss func
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
-from smoothout.measure.untouched import RandomState, untouched
+from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
 from smoothout.select import Predicate, Selected, everything, select_parameters
 from smoothout.smooth import check_model
 
@@ -71,8 +72,9 @@ class ModelLossAt:
     """The mean loss of a model over batches, as a function of its selected parameters. Made by `model_loss_at`.
 
     The vector is float64 and rounded once to each parameter's own dtype; the model computes in its own precision;
-    batches and their gradients are averaged in float64. Every evaluation starts from the same random state: dropout
-    masks and shuffled loaders are the same each time, so that this is a function and not a random variable.
+    batches and their gradients are averaged in float64. Every evaluation starts from the same random state and buffers:
+    dropout masks, shuffled loaders and spectral norm's vectors, which training mode moves, are the same each time, so
+    that this is a function and not a random variable.
     """
 
     def __init__(
@@ -88,6 +90,9 @@ class ModelLossAt:
         self.selected, self.accuracy_fn = selected, accuracy_fn
         self._random_state = random_state
         self._parameters = [s.parameter for s in selected]
+        # In eval mode buffers do not change; those of inference mode cannot change outside it.
+        buffers = [b for b in model.buffers() if not b.is_inference()] if model.training else []
+        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
         self._passes = 0
         self.start = self.flat(self._parameters)
 
@@ -102,6 +107,8 @@ class ModelLossAt:
         """Put a vector into the parameters."""
         for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
             parameter.copy_(values.view(parameter.shape))
+        for buffer, values in self._buffers:
+            buffer.copy_(values)
         torch.clear_autocast_cache()
 
     @torch.no_grad()
@@ -132,12 +139,14 @@ class ModelLossAt:
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
-        loss, gradient = _Mean(), _Mean()
-        with torch.enable_grad():
+        loss, gradient, differentiable = _Mean(), _Mean(), False
+        with torch.enable_grad(), _recurrent_derivatives(self.model):
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
+                differentiable |= batch_loss.requires_grad
                 gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
                 loss.add(batch_loss.detach(), weight_of(batch))
+        self._check_graph(differentiable, w)
         return loss.value(), gradient.tensor()
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
@@ -146,13 +155,22 @@ class ModelLossAt:
             values.view(p.shape).to(p.device, p.dtype)
             for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
         ]
-        product = _Mean()
-        # The fused attention kernels have no second derivative.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        product, differentiable = _Mean(), False
+        with torch.enable_grad(), _recurrent_derivatives(self.model), _second_order():
             for batch in self.each_batch():
                 batch_loss = _scalar(self.loss_fn(self.model, batch))
+                differentiable |= batch_loss.requires_grad
                 product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
+        self._check_graph(differentiable, w)
         return product.tensor()
+
+    def _check_graph(self, differentiable: bool, w: Tensor) -> None:
+        """Of a constant the gradient is zero; a loss that lost its graph on the way would only pass for flat."""
+        if not differentiable and self.loss(w) != self.loss(1.01 * w + 0.01):
+            raise ValueError(
+                "loss_fn(model, batch) returned a loss without a graph, as under torch.no_grad() or after detach(): "
+                "give one that backward() can be called on"
+            )
 
     def base_loss(self) -> float:
         """The loss at the start, which must be a finite number."""
@@ -172,6 +190,7 @@ class ModelLossAt:
     def each_batch(self) -> Iterator[Any]:
         """One pass over the batches, from the same random state each time."""
         self._random_state.put_back()
+        keep_workers(self.batches, None)  # those that stay have generators that go on: new ones for each pass
         count = 0
         for count, batch in enumerate(self.batches, start=1):  # noqa: B007
             yield batch
@@ -226,9 +245,21 @@ def model_loss_at(
         )
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
-    with torch.inference_mode(False), paused(model), untouched(model, batches) as random_state:
-        model.train(train_mode)
+    with torch.inference_mode(False), paused(model), alone(model), untouched(model, batches) as random_state:
+        _set_mode(model, train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
+
+
+def _set_mode(model: nn.Module, train_mode: bool) -> None:
+    """Training mode as the model has it: its `train()` may leave some layers out. Eval mode without asking the model:
+    layers whose `eval()` merges weights (loralib's) would be measured without the weights that train, and would stay
+    merged when those are put back.
+    """
+    if train_mode:
+        model.train()
+    else:
+        for module in model.modules():
+            module.training = False
 
 
 def check_batches(batches: Any) -> None:
@@ -238,10 +269,10 @@ def check_batches(batches: Any) -> None:
             f"batches is a {type(batches).__name__}, an iterator: it is exhausted after one pass, if not already. "
             "Several passes are needed: give a list or a DataLoader, which start anew each time"
         )
+    if isinstance(batches, Mapping):
+        raise TypeError(f"batches is a {type(batches).__name__}, one batch? Give a list of batches: [batch]")
     if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
         raise TypeError(f"batches is a {type(batches).__name__}: give a list of batches or a DataLoader")
-    if hasattr(batches, "__len__") and len(batches) == 0:
-        raise ValueError("batches is empty: nothing to measure the loss on")
 
 
 def weight_of(batch: Any) -> int:
@@ -292,12 +323,34 @@ def _scalar(loss: Any) -> Tensor:
     return loss.reshape(())
 
 
+@contextmanager
+def _recurrent_derivatives(model: nn.Module) -> Iterator[None]:
+    """cuDNN's recurrent layers have no derivative in eval mode, and no second one in any: torch's own stand in."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    try:
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            cudnn.enabled = False
+        yield
+    finally:
+        cudnn.enabled = before
+
+
+@contextmanager
+def _second_order() -> Iterator[None]:
+    """Fused attention kernels and compiled code have no second derivative: inside, neither is used."""
+    compiler_loaded = "torch._dynamo" in sys.modules  # to load it takes seconds
+    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
+        yield
+
+
 def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
     """∂loss/∂inputs without touching `.grad`; zero for what the loss does not depend on."""
     if not loss.requires_grad:
         return [torch.zeros_like(p) for p in inputs]
     gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, inputs)]
+    # An embedding with sparse=True has sparse gradients.
+    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(gradients, inputs)]
 
 
 def _second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:

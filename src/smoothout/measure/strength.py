@@ -13,6 +13,7 @@ from torch import nn
 from smoothout.checks import list_of_numbers, positive_number
 from smoothout.filters import Scale
 from smoothout.measure._sensitivity import Sensitivity, sensitivity
+from smoothout.measure._sharpness import check_unit
 from smoothout.measure.loss_at import LossFunction
 from smoothout.measure.result import Progress, Result
 from smoothout.noise import Noise
@@ -113,6 +114,7 @@ def suggest_strength(
         progress=progress,
     )
     base_loss = curve.losses[0]
+    check_unit(base_loss)
     allowed = rise * (1 + base_loss)
     strength, message = crossing(grid, [loss - base_loss for loss in curve.losses[1:]], allowed)
     return SuggestedStrength(strength, base_loss, allowed, curve, message)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,28 @@ def _generators_of(batches: Any) -> list[torch.Generator]:
     return list(found.values())
 
 
+def keep_workers(batches: Any, workers: Any) -> None:
+    """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
+    if getattr(batches, "persistent_workers", False):
+        batches._iterator = workers
+
+
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Past the forward of DistributedDataParallel, which waits for ranks that measure other data, or nothing."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    replaced = [wrapper.__dict__.get("forward") for wrapper in wrappers]  # the class has one, too
+    try:
+        for wrapper in wrappers:
+            wrapper.__dict__["forward"] = wrapper.module.__call__
+        yield
+    finally:
+        for wrapper, forward in zip(wrappers, replaced):
+            wrapper.__dict__.pop("forward", None)
+            if forward is not None:
+                wrapper.__dict__["forward"] = forward
+
+
 @contextmanager
 def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
@@ -58,21 +81,24 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     parameters = list(model.parameters())
     gradients = [p.grad for p in parameters]
     modes = {module: module.training for module in model.modules()}
-    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots)]
+    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in slots if buffer is not None)]
     copies = [t.detach().clone() for t in tensors]
+    workers = getattr(batches, "_iterator", None)  # which a DataLoader keeps, perhaps in the midst of an epoch
 
     def put_back() -> None:
         for module, name, buffer in slots:
             module._buffers[name] = buffer
-        with torch.inference_mode(False), torch.no_grad():
-            for tensor, copy in zip(tensors, copies):
+        for tensor, copy in zip(tensors, copies):
+            # A buffer that was computed in inference mode can be written to only there, the others only outside.
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(copy)
         torch.clear_autocast_cache()
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         for module, mode in modes.items():
             module.training = mode
+        keep_workers(batches, workers)
         random_state.put_back()
 
     with torch.autograd._unsafe_preserve_version_counter(tuple(t for t in tensors if not t.is_inference())):

@@ -64,6 +64,28 @@ def test_interpolation_ends_at_the_two_runs(runs):
             assert kept.result.losses[end] == at.base_loss()
 
 
+def test_tables_say_what_their_numbers_are(runs):
+    table = measured("sensitivity", "a", "--strengths", "0.01,0.05", "--images", "50", cwd=runs).stdout
+    assert "loss at a = 0.01" in table
+    assert "loss at a = 0.05" in table
+    table = measured("interpolate", "a", "b", "--alphas", "0:1:0.6", "--images", "50", cwd=runs).stdout.split()
+    assert table[:3] == ["α", "loss", "accuracy"]
+    assert table[3::3] == ["0.00", "0.60"]  # 1.20 would be beyond the end
+    assert all(accuracy.endswith("%") for accuracy in table[5::3])
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_measuring(runs, tmp_path):
+    (tmp_path / "runs").symlink_to(runs)
+    for file, words in (("no/x.svg", "there is no folder 'no'"), ("x.foo", "ends in .svg, .png or .pdf")):
+        refused = measured("curvature", "runs/a", "--plot", file, cwd=tmp_path)
+        assert f"error: plot={file!r}: " in refused.stderr
+        assert words in refused.stderr
+        assert not refused.stdout
+    refused = measured("landscape", "runs", "--dims", "2", "--plot", "x.svg", cwd=tmp_path)
+    assert "error: 2-D landscapes do not overlay" in refused.stderr
+    assert not refused.stdout
+
+
 def test_the_report_shows_what_was_measured(runs):
     done = measured("sensitivity", ".", "--strengths", "0,0.1", "--draws", "2", cwd=runs)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,20 @@ smoothout measure interpolate runs/small runs/large --plot line.svg
 
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
+
+def _drawable(file: Path | None) -> Path | None:
+    """A file that a plot can be written to: asked before the measuring, which may take long."""
+    if file is None:
+        return None
+    from smoothout.measure import plots
+
+    if file.suffix.lower()[1:] not in plots.new_axes().figure.canvas.get_supported_filetypes():
+        raise ValueError(f"plot={str(file)!r}: give a file that ends in .svg, .png or .pdf")
+    if not file.parent.is_dir():
+        raise ValueError(f"plot={str(file)!r}: there is no folder {str(file.parent)!r}")
+    return file
+
+
 Runs = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")]
 Split = Annotated[Literal["train", "test"], typer.Option(help="images to measure on")]
 Weights = Annotated[Literal["last", "best"], typer.Option(help="of the last epoch, or of the best on the test set")]
@@ -34,7 +49,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 DataRoot = Annotated[Path | None, typer.Option(help="where data are looked for first")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="images evaluated at once  [default: 1000]")]
 Images = Annotated[int | None, typer.Option(min=1, help="measure on the first so many only  [default: all]")]
-Plot = Annotated[Path | None, typer.Option(help="draw all runs over each other into this file (.svg, .png, .pdf)")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(callback=_drawable, help="draw all runs over each other into this file (.svg, .png, .pdf)"),
+]
 Seed = Annotated[int, typer.Option(help="of starts, noise, directions and probes")]
 Scale = Annotated[Literal["absolute", "filter"], typer.Option(help="filter: relative to the norms of filters")]
 Noise = Annotated[Literal["uniform", "gaussian", "rademacher"], typer.Option(help="law of the noise")]
@@ -110,8 +128,9 @@ def sensitivity(
     settings = {"strengths": _numbers("strengths", strengths), "noise": noise, "scale": scale, "draws": draws}
     settings |= {"fresh_noise_per_batch": fresh_noise, "seed": seed}
     taken = _measure_all("sensitivity", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
+    first, *_, last = strengths.split(",") * 2  # one strength is both
     _print_table(
-        ("run", "loss", f"loss at a = {strengths.split(',')[-1]}", "slope s"),
+        ("run", f"loss at a = {first}", f"loss at a = {last}", "slope s"),
         [(name, f"{r.losses[0]:.4g}", f"{r.losses[-1]:.4g}", f"{r.slope:.4g}") for name, r in taken.items()],
     )
     _draw("sensitivity", taken, plot)
@@ -140,6 +159,8 @@ def landscape(
     smoothout measure landscape runs/f1 --dims 2 --steps 25 --plot contours.svg
     """
     settings = {"dims": dims, "span": span, "steps": steps, "directions": directions, "seed": seed}
+    if dims == 2 and plot is not None and len(_finished(runs)) > 1:
+        raise ValueError("2-D landscapes do not overlay: measure several runs without --plot, or plot them one by one")
     taken = _measure_all("landscape", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
     middle = [(name, f"{r.base_loss:.4g}") for name, r in taken.items()]
     _print_table(("run", "loss in the middle"), middle)
@@ -201,8 +222,11 @@ def interpolate(
         taken = measurements.take_interpolation(start, end, _grid(alphas), split, progress, batchnorm=batchnorm)
     measurements.save(a, taken)
     line = taken.result
-    rows = [(f"{α:.2f}", f"{loss:.4g}") for α, loss in zip(line.alphas, line.losses)]
-    _print_table(("α", "loss"), rows)
+    rows = [
+        (f"{α:.2f}", f"{loss:.4g}", f"{accuracy:.2%}")
+        for α, loss, accuracy in zip(line.alphas, line.losses, line.accuracies)
+    ]
+    _print_table(("α", "loss", "accuracy"), rows)
     _draw("interpolation", {f"{a} → {b}": line}, plot)
 
 
@@ -223,15 +247,19 @@ class _Loading:
         return load_trained(path, self.weights, self.device, self.data_root, self.batch_size, self.images)
 
 
+def _finished(places: list[Path]) -> list[Path]:
+    paths = [path for path in find_runs(*places) if load_run(path).record is not None]
+    if not paths:
+        raise RunError(f"no finished run in {', '.join(map(str, places))}")
+    return paths
+
+
 def _measure_all(
     kind: Any, places: list[Path], split: Literal["train", "test"], loading: _Loading, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Measure every finished run at these places, keep the results in their folders, and give them by name."""
-    paths = [path for path in find_runs(*places) if load_run(path).record is not None]
-    if not paths:
-        raise RunError(f"no finished run in {', '.join(map(str, places))}")
     results = {}
-    for path in paths:
+    for path in _finished(places):
         trained = loading.load(path)
         with _bar(f"{kind} of {path}") as progress:
             taken = measurements.take(kind, trained, split, progress, **settings)
@@ -281,7 +309,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 def _grid(text: str) -> tuple[float, ...]:
     try:
         first, last, step = (float(part) for part in text.split(":"))
-        count = round((last - first) / step)
+        count = math.floor((last - first) / step + 1e-9)  # not beyond the end; whole numbers may lie just below
         if count < 1 or step <= 0:
             raise ValueError(text)
     except (ValueError, ArithmeticError) as error:

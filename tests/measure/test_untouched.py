@@ -1,0 +1,85 @@
+"""What a measurement leaves as it was where the model or the loader has a state of its own. More is in test_loss_at."""
+
+import pytest
+import torch
+from networks import batches, cross_entropy, everything_about, mlp
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from smoothout import measure
+from smoothout.measure.loss_at import model_loss_at
+
+
+class MergesInEval(nn.Linear):
+    """A low-rank adapter whose `eval()` adds it to the weight and whose `train()` takes it out again, as loralib's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.weight.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.ones(1, inputs)), nn.Parameter(torch.ones(outputs, 1))
+        self.merged = False
+
+    def train(self, mode=True):
+        if mode == self.merged:
+            self.weight.data += -self.b @ self.a if mode else self.b @ self.a
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.merged else y + x @ self.a.T @ self.b.T
+
+
+def test_a_layer_that_merges_weights_in_eval_is_measured_and_left_as_it_is():
+    model, data = nn.Sequential(MergesInEval(6, 4), nn.Dropout(0.5)).train(), batches()
+    before, loss = everything_about(model), cross_entropy(model[0], data[0]).item()
+    curve = measure.sensitivity(model, cross_entropy, data, [0.0, 1.0], select=lambda name, p, m: name[-1] in "ab")
+    assert curve.losses[0] != curve.losses[1]
+    assert everything_about(model) == before
+    assert cross_entropy(model[0], data[0]).item() == loss
+
+
+class Caching(nn.Module):
+    """Keeps what it computed in a buffer, and another buffer that was computed in inference mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4)
+        self.register_buffer("cache", None)
+        self.register_buffer("factor", None)
+        with torch.inference_mode():
+            self.factor = torch.ones(4)
+
+    def forward(self, x):
+        self.cache = self.first.weight.detach().clone() if self.cache is None else self.cache
+        return self.norm(self.first(x)) * self.factor
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
+    model = Caching().train()
+    statistics = model.norm.running_var.clone()
+    with torch.inference_mode(inference):
+        measure.sensitivity(model, cross_entropy, batches(), [0.0, 0.1], train_mode=True)
+    assert model.cache is None
+    assert model.training
+    assert torch.equal(model.norm.running_var, statistics)
+    assert torch.equal(model.factor, torch.ones(4))
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.randn(6), i % 4
+
+
+def test_workers_that_stay_are_left_alone_and_give_the_same_images_in_every_evaluation():
+    loader = DataLoader(Augmented(), batch_size=2, num_workers=1, persistent_workers=True)
+    epoch = iter(loader)
+    next(epoch)
+    with model_loss_at(mlp(), cross_entropy, loader) as at:
+        assert at.loss(at.start) == at.loss(at.start)
+    assert loader._iterator is epoch
+    assert len(list(epoch)) == 3  # the epoch goes on
