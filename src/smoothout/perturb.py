@@ -60,6 +60,7 @@ class Perturbation:
         self._position = (0.0, 0)
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
+        self._rank = 0
         self._state_dict_hook = StateDictHook([], Hook(nothing))
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
@@ -296,8 +297,10 @@ class Perturbation:
         sharding.reshard(self._sharded_modules)
         parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
         same = len(self._parameters) == len(parameters) and all(map(operator.is_, parameters, self._parameters))
-        if same and _addresses(self._parameters) == self._addresses:
+        rank = sharding.rank()  # a process group may begin after this object was made
+        if same and rank == self._rank and _addresses(self._parameters) == self._addresses:
             return
+        self._rank = rank
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
