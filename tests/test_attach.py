@@ -642,6 +642,24 @@ def test_an_evaluation_after_an_interrupted_forward_is_clean():
     assert_same(model, before)
 
 
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_weights_loaded_while_a_backward_is_pending_stay(part):
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), batches(1)[0][0]
+    optimizer = sgd(model)
+    SmoothOut(model, 0.5).attach(optimizer)
+    clean = copy.deepcopy(model)
+    loss = model(x).sum()  # Ctrl-C before its backward has ended, then another checkpoint
+    for module in (model, clean):
+        target = module if part == "model" else module[0]
+        target.load_state_dict({name: 2 * values for name, values in target.state_dict().items()})
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), clean.eval()(x))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), clean.parameters()))
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|noise is gone"):
+        loss.backward()
+    plain_loop(model.train(), optimizer, batches(1))
+
+
 def test_with_strength_zero_backwards_may_come_late_and_twice():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     smooth = SmoothOut(model, 0.0)

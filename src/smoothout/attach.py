@@ -61,6 +61,8 @@ class Attachment:
             # Before FSDP's own pre-hook, which gathers the weights.
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True),
             self._model.register_forward_hook(Hook(self._after_forward), always_call=True, with_kwargs=True),
+            # New weights end a pending forward, such as one that Ctrl-C left: its backup must not come back over them.
+            *(m.register_load_state_dict_pre_hook(Hook(self._before_load)) for m in self._model.modules()),
         ]
         _attachments.add(self)
         if "torch._dynamo" in sys.modules:
@@ -102,6 +104,9 @@ class Attachment:
         signs = ("_post_accumulate_grad_hooks", "_in_backward_optimizers")
         if any(getattr(s.parameter, sign, None) for s in self._weights.selected for sign in signs):
             raise ValueError(IN_BACKWARD)
+
+    def _before_load(self, *_: Any) -> None:
+        self.restore()
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
     uninterrupted one would have. Micro-batches of one update share one θ.
 
     The Trainer tells callbacks nothing of an exception. After one in the middle of a backward, passes without gradients
-    and `state_dict()` (so `save_pretrained()` too) still see clean weights; `restore()` takes the noise out of the
-    parameters themselves.
+    and `state_dict()` (so `save_pretrained()` too) still see clean weights, and `train(resume_from_checkpoint=…)` goes
+    on; `restore()` takes the noise out of the parameters themselves.
 
     Args:
         strength: a, the size of the noise.
