@@ -660,6 +660,25 @@ def test_weights_loaded_while_a_backward_is_pending_stay(part):
     plain_loop(model.train(), optimizer, batches(1))
 
 
+def test_a_functional_call_with_other_tensors_is_refused_and_touches_nothing():
+    model, x = Mlp(), batches(1)[0][0]
+    optimizer = sgd(model)
+    smooth = SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
+    before = snapshot(model)
+    fast = {name: 2 * p for name, p in model.named_parameters()}
+    detached = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(RuntimeError, match="plain tensor"):
+        torch.func.functional_call(model, fast, (x,))
+    with pytest.raises(RuntimeError, match="plain tensor"):
+        torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(detached)
+    assert all(torch.equal(fast[name], 2 * p) for name, p in model.named_parameters())
+    torch.func.functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()
+    assert_same(model, before)
+    optimizer.step()
+    assert smooth.step_count == 1
+
+
 def test_with_strength_zero_backwards_may_come_late_and_twice():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     smooth = SmoothOut(model, 0.0)

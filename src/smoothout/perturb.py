@@ -300,6 +300,13 @@ class Perturbation:
         rank = sharding.rank()  # a process group may begin after this object was made
         if same and rank == self._rank and _addresses(self._parameters) == self._addresses:
             return
+        lent = [s.name for s, p in zip(self.selected, parameters) if not isinstance(p, nn.Parameter | None)]
+        if lent:
+            raise RuntimeError(
+                f"{lent[0]} is a plain tensor now, as in torch.func.functional_call: an attached model cannot take "
+                "noise there; remove() the hooks, and make such calls inside `with smooth.perturbed():` with tensors "
+                "taken from the model's parameters there"
+            )
         self._rank = rank
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
