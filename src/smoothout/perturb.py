@@ -21,7 +21,7 @@ from smoothout import filters, sharding
 from smoothout.blocks import cut_into_blocks, overlap
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
-from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
+from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, untraced, weak
 from smoothout.noise import Bernoulli, Noise, shares_fills
 from smoothout.select import Selected
 
@@ -80,6 +80,7 @@ class Perturbation:
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
 
+    @untraced
     def apply(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
@@ -100,6 +101,7 @@ class Perturbation:
         self._global_hooks.append(register_optimizer_step_post_hook(weak(self._note_step)))
         self._add(strength, step, draw, sign, back_up=True)
 
+    @untraced
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
         if self._fused is not None:
@@ -138,6 +140,7 @@ class Perturbation:
         self._refresh()
         return self._weights
 
+    @untraced
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
         try:
