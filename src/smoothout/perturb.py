@@ -130,8 +130,8 @@ class Perturbation:
         others = {id(p) for other in _applied if other is not self for p in other._parameters}
         if others and not others.isdisjoint(map(id, self._parameters)):
             raise RuntimeError(
-                "another SmoothOut has noise in these weights now: noise does not nest; leave its context, or finish "
-                "its backward, first"
+                "another SmoothOut has noise in these weights now: noise does not nest; leave its context or finish "
+                "its backward first, or remove() the handle that an earlier attach() gave"
             )
 
     @property

@@ -208,6 +208,26 @@ def test_the_last_checkpoint_resumes_after_an_interrupted_backward(tmp_path, err
     assert_equal_models(interrupted.model, full.model)
 
 
+def test_a_new_trainer_of_the_model_after_an_interrupted_backward(tmp_path):
+    model, arguments = gpt2(), hf.TrainingArguments(str(tmp_path), max_steps=2, report_to=[], use_cpu=True)
+    clean = [p.detach().clone() for p in model.parameters()]
+
+    def interrupt(grad):
+        raise KeyboardInterrupt
+
+    def new_trainer(strength):  # a notebook's cell, run again
+        return hf.Trainer(model, arguments, train_dataset=sentences(), callbacks=[SmoothOutCallback(strength)])
+
+    hook = model.transformer.wte.weight.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        new_trainer(0.3).train()
+    hook.remove()
+    arguments.learning_rate = 0.0
+    new_trainer(0.1).train()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), clean))
+    assert not model._forward_hooks
+
+
 def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
     def arguments(**attributes):
         args = hf.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
