@@ -667,12 +667,14 @@ def test_a_functional_call_with_other_tensors_is_refused_and_touches_nothing():
     smooth.attach(optimizer)
     before = snapshot(model)
     fast = {name: 2 * p for name, p in model.named_parameters()}
+    others = {name: nn.Parameter(2 * p.detach()) for name, p in model.named_parameters()}
     detached = {name: p.detach() for name, p in model.named_parameters()}
-    with pytest.raises(RuntimeError, match="plain tensor"):
-        torch.func.functional_call(model, fast, (x,))
-    with pytest.raises(RuntimeError, match="plain tensor"):
+    for lent in (fast, others):
+        with pytest.raises(RuntimeError, match="functional_call gave"):
+            torch.func.functional_call(model, lent, (x,))
+        assert all(torch.equal(lent[name], 2 * p) for name, p in model.named_parameters())
+    with pytest.raises(RuntimeError, match="functional_call gave"):
         torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(detached)
-    assert all(torch.equal(fast[name], 2 * p) for name, p in model.named_parameters())
     torch.func.functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()
     assert_same(model, before)
     optimizer.step()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import weakref
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
@@ -303,12 +305,11 @@ class Perturbation:
         rank = sharding.rank()  # a process group may begin after this object was made
         if same and rank == self._rank and _addresses(self._parameters) == self._addresses:
             return
-        lent = [s.name for s, p in zip(self.selected, parameters) if not isinstance(p, nn.Parameter | None)]
-        if lent:
+        if self._parameters and _in_functional_call():
             raise RuntimeError(
-                f"{lent[0]} is a plain tensor now, as in torch.func.functional_call: an attached model cannot take "
-                "noise there; remove() the hooks, and make such calls inside `with smooth.perturbed():` with tensors "
-                "taken from the model's parameters there"
+                "torch.func.functional_call gave this attached model other tensors, to which no noise can be added; "
+                "remove() the hooks, and call it inside `with smooth.perturbed():`, with tensors taken from the "
+                "model's parameters there"
             )
         self._rank = rank
         self._sharded_modules = sharding.sharded_modules(self.model)
@@ -384,6 +385,14 @@ def _outside_inference_mode() -> AbstractContextManager[Any]:
 
 def _empty_with_same_strides(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _in_functional_call() -> bool:
+    """Whether the parameters may be lent ones, which go when the call ends, as far as the stack tells."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
