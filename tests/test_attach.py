@@ -642,6 +642,45 @@ def test_an_evaluation_after_an_interrupted_forward_is_clean():
     assert_same(model, before)
 
 
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_weights_loaded_while_a_backward_is_pending_stay(part):
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), batches(1)[0][0]
+    optimizer = sgd(model)
+    SmoothOut(model, 0.5).attach(optimizer)
+    clean = copy.deepcopy(model)
+    loss = model(x).sum()  # Ctrl-C before its backward has ended, then another checkpoint
+    for module in (model, clean):
+        target = module if part == "model" else module[0]
+        target.load_state_dict({name: 2 * values for name, values in target.state_dict().items()})
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), clean.eval()(x))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), clean.parameters()))
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|noise is gone"):
+        loss.backward()
+    plain_loop(model.train(), optimizer, batches(1))
+
+
+def test_a_functional_call_with_other_tensors_is_refused_and_touches_nothing():
+    model, x = Mlp(), batches(1)[0][0]
+    optimizer = sgd(model)
+    smooth = SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
+    before = snapshot(model)
+    fast = {name: 2 * p for name, p in model.named_parameters()}
+    others = {name: nn.Parameter(2 * p.detach()) for name, p in model.named_parameters()}
+    detached = {name: p.detach() for name, p in model.named_parameters()}
+    for lent in (fast, others):
+        with pytest.raises(RuntimeError, match="functional_call gave"):
+            torch.func.functional_call(model, lent, (x,))
+        assert all(torch.equal(lent[name], 2 * p) for name, p in model.named_parameters())
+    with pytest.raises(RuntimeError, match="functional_call gave"):
+        torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(detached)
+    torch.func.functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()
+    assert_same(model, before)
+    optimizer.step()
+    assert smooth.step_count == 1
+
+
 def test_with_strength_zero_backwards_may_come_late_and_twice():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     smooth = SmoothOut(model, 0.0)

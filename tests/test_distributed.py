@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from smoothout import AdaSmoothOut, SmoothOut, measure
 from smoothout.sharding import local_part
@@ -268,3 +269,18 @@ def test_fsdp2_backward_after_the_exit_raises(in_two_processes):
 
 def test_fsdp2_hands_a_users_noise_the_whole_tensor(in_two_processes):
     in_two_processes(fsdp_user_noise_gets_the_whole_tensor)
+
+
+def test_a_process_group_may_begin_after_the_smoothout_was_made():
+    model = network()
+    smooth = SmoothOut(model, 0.2)
+    alone = smooth.perturbation.draw(0.2, 0)
+    dist.init_process_group("fake", rank=1, world_size=WORLD, store=FakeStore())
+    try:
+        mine = smooth.perturbation.draw(0.2, 0)
+        assert not torch.equal(mine[0], alone[0])
+        for a, b in zip(mine, SmoothOut(model, 0.2).perturbation.draw(0.2, 0)):
+            assert torch.equal(a, b)
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(smooth.perturbation.draw(0.2, 0)[0], alone[0])

@@ -245,6 +245,34 @@ class Mlp(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.parametrize("way", ["perturbed", "samples"])
+def test_a_compiled_step(way):
+    def train(compile):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer, smooth = OPTIMIZERS["sgd"](model.parameters()), SmoothOut(model, 0.3)
+
+        def step(batch):
+            if way == "perturbed":
+                with smooth.perturbed():
+                    squared_error(model, batch).backward()
+            else:
+                with smooth.samples(2) as draws:
+                    for _ in draws:
+                        (squared_error(model, batch) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step = compile(step)
+        for batch in batches(3):
+            step(batch)
+        return list(model.parameters())
+
+    compiled = train(lambda step: torch.compile(step, backend="aot_eager"))
+    for p, q in zip(compiled, train(lambda step: step)):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("build", [mlp, Mlp])
 @pytest.mark.parametrize("when", ["before", "after", "in place"])
 def test_compiled_model(build, when):

@@ -20,16 +20,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import LBFGS, Optimizer
 
-from smoothout.hooks import Hook, remove_all, weak
+from smoothout.hooks import Hook, remove_all, untraced, weak
 from smoothout.late_backward import LATE, in_backward, to_watch
 
 if TYPE_CHECKING:
     from smoothout.perturb import Perturbation
     from smoothout.smooth import SmoothOut
-
-# What torch.optim uses: `torch.compiler.disable` would import the compiler (a second and a half) with this module.
-_untraced = torch._disable_dynamo
-
 
 IN_BACKWARD = (
     "a parameter has a post-accumulate-grad hook or an optimizer of its own, which steps inside the backward: it would "
@@ -61,6 +57,8 @@ class Attachment:
             # Before FSDP's own pre-hook, which gathers the weights.
             self._model.register_forward_pre_hook(Hook(self._before_forward), prepend=True),
             self._model.register_forward_hook(Hook(self._after_forward), always_call=True, with_kwargs=True),
+            # New weights end a pending forward, such as one that Ctrl-C left: its backup must not come back over them.
+            *(m.register_load_state_dict_pre_hook(Hook(self._before_load)) for m in self._model.modules()),
         ]
         _attachments.add(self)
         if "torch._dynamo" in sys.modules:
@@ -103,9 +101,12 @@ class Attachment:
         if any(getattr(s.parameter, sign, None) for s in self._weights.selected for sign in signs):
             raise ValueError(IN_BACKWARD)
 
+    def _before_load(self, *_: Any) -> None:
+        self.restore()
+
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
-    @_untraced
+    @untraced
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if _paused.get():
             return
@@ -137,7 +138,7 @@ class Attachment:
         if self.draw == "forward":
             smooth._draw += 1
 
-    @_untraced
+    @untraced
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._weights.active or not torch.is_grad_enabled() or in_backward() or not module.training:
             return
@@ -234,13 +235,13 @@ class _CleanPasses:
             self._weights.swap_in(self._noisy)
             self._noisy = []
 
-    @_untraced
+    @untraced
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
             self._inside = module
             self._noisy = self._weights.swap_in_clean()
 
-    @_untraced
+    @untraced
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is self._inside:
             self.end()

@@ -7,8 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+# For code that a compiled caller must leave alone: the compiler follows neither hooks nor NumPy's noise. This is
+# what torch.optim uses; `torch.compiler.disable` would import the compiler (a second and a half) with this module.
+untraced = torch._disable_dynamo
 
 
 class Hook:

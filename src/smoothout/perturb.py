@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import weakref
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
 from smoothout.blocks import cut_into_blocks, overlap
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
-from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, weak
+from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, untraced, weak
 from smoothout.noise import Bernoulli, Noise, shares_fills
 from smoothout.select import Selected
 
@@ -60,6 +62,7 @@ class Perturbation:
         self._position = (0.0, 0)
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
+        self._rank = 0
         self._state_dict_hook = StateDictHook([], Hook(nothing))
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
@@ -79,6 +82,7 @@ class Perturbation:
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
 
+    @untraced
     def apply(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
@@ -99,6 +103,7 @@ class Perturbation:
         self._global_hooks.append(register_optimizer_step_post_hook(weak(self._note_step)))
         self._add(strength, step, draw, sign, back_up=True)
 
+    @untraced
     def add(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """Add a draw to weights that are backed up already. An interrupt on the way takes all noise back."""
         if self._fused is not None:
@@ -127,8 +132,8 @@ class Perturbation:
         others = {id(p) for other in _applied if other is not self for p in other._parameters}
         if others and not others.isdisjoint(map(id, self._parameters)):
             raise RuntimeError(
-                "another SmoothOut has noise in these weights now: noise does not nest; leave its context, or finish "
-                "its backward, first"
+                "another SmoothOut has noise in these weights now: noise does not nest; leave its context or finish "
+                "its backward first, or remove() the handle that an earlier attach() gave"
             )
 
     @property
@@ -137,6 +142,7 @@ class Perturbation:
         self._refresh()
         return self._weights
 
+    @untraced
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
         try:
@@ -296,8 +302,16 @@ class Perturbation:
         sharding.reshard(self._sharded_modules)
         parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
         same = len(self._parameters) == len(parameters) and all(map(operator.is_, parameters, self._parameters))
-        if same and _addresses(self._parameters) == self._addresses:
+        rank = sharding.rank()  # a process group may begin after this object was made
+        if same and rank == self._rank and _addresses(self._parameters) == self._addresses:
             return
+        if self._parameters and _in_functional_call():
+            raise RuntimeError(
+                "torch.func.functional_call gave this attached model other tensors, to which no noise can be added; "
+                "remove() the hooks, and call it inside `with smooth.perturbed():`, with tensors taken from the "
+                "model's parameters there"
+            )
+        self._rank = rank
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
@@ -371,6 +385,14 @@ def _outside_inference_mode() -> AbstractContextManager[Any]:
 
 def _empty_with_same_strides(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _in_functional_call() -> bool:
+    """Whether the parameters may be lent ones, which go when the call ends, as far as the stack tells."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:

@@ -60,6 +60,12 @@ def groups_that_share_filters(parameter: Any, layout: FilterLayout) -> tuple[Any
     )
 
 
+def rank() -> int:
+    """This process's among all, 0 where there is no process group (yet)."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if distributed else 0
+
+
 def replica(parameter: Any, shared_noise: bool) -> int:
     """The number that makes data-parallel replicas draw different noise; 0 if they are to draw the same.
 
@@ -67,10 +73,10 @@ def replica(parameter: Any, shared_noise: bool) -> int:
     groups of hybrid sharding (a mesh that replicates along its first dimension and shards along another) each have
     their own.
     """
-    if shared_noise or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if shared_noise:
         return 0
     if not _is_dtensor(parameter):
-        return torch.distributed.get_rank()
+        return rank()
     first, *others = parameter.placements
     if first.is_replicate() and any(placement.is_shard() for placement in others):
         return parameter.device_mesh.get_local_rank(0)

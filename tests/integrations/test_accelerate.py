@@ -55,7 +55,7 @@ class Loop:
             model, sgd(model), DataLoader(data(), batch_size=batch_size)
         )
         self.smooth = attach(self.accelerator, self.model, self.optimizer, strength, **(SETTINGS | settings))
-        self.bare = self.accelerator.unwrap_model(self.model)
+        self.bare = model
         self.noisy = 0
         self.bare[0].register_forward_hook(self.look)
         self.remember()
@@ -127,6 +127,15 @@ def test_checkpoints_are_clean_and_resume_is_bit_equal(tmp_path):
 def test_bf16():
     loop = Loop(accelerator={"mixed_precision": "bf16"}).epoch()
     assert loop.noisy == 8
+
+
+def test_a_model_that_accelerate_compiles():
+    loop = Loop(accelerator={"dynamo_backend": "aot_eager"})
+    assert isinstance(loop.model, torch._dynamo.OptimizedModule)
+    loop.epoch().epoch()
+    assert loop.smooth.step_count == 8
+    for p, q in zip(loop.bare.parameters(), explicit(epochs=2).parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -72,7 +72,7 @@ class Watch(hf.TrainerCallback):
         self.saved += 1
 
 
-def train(folder, callback, model=None, resume=None, **settings):
+def make_trainer(folder, callback, model=None, **settings):
     model = gpt2() if model is None else model
     watch = Watch(model)
     defaults = {
@@ -88,6 +88,11 @@ def train(folder, callback, model=None, resume=None, **settings):
         eval_dataset=sentences(8),
         callbacks=[callback, watch] if callback else [watch],
     )
+    return trainer, watch
+
+
+def train(folder, callback, model=None, resume=None, **settings):
+    trainer, watch = make_trainer(folder, callback, model, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return trainer, watch
 
@@ -182,6 +187,45 @@ def test_restore_after_an_interrupted_backward(tmp_path):
     callback.restore()
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name]), name
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_the_last_checkpoint_resumes_after_an_interrupted_backward(tmp_path, error):
+    same_order = {"data_seed": 0}  # without it a Trainer that is used again shuffles anew, noise or none
+    full, _ = train(tmp_path / "full", SmoothOutCallback(0.3, **SETTINGS), **same_order)
+    model, backwards = gpt2(), []
+
+    def interrupt(grad):
+        backwards.append(1)
+        if len(backwards) == (STEPS - 1) * ACCUMULATE:  # after the checkpoint in the middle
+            raise error
+
+    model.transformer.h[0].attn.c_attn.weight.register_hook(interrupt)
+    interrupted, _ = make_trainer(tmp_path / "cut", SmoothOutCallback(0.3, **SETTINGS), model, **same_order)
+    with pytest.raises(error):
+        interrupted.train()
+    interrupted.train(resume_from_checkpoint=True)
+    assert_equal_models(interrupted.model, full.model)
+
+
+def test_a_new_trainer_of_the_model_after_an_interrupted_backward(tmp_path):
+    model, arguments = gpt2(), hf.TrainingArguments(str(tmp_path), max_steps=2, report_to=[], use_cpu=True)
+    clean = [p.detach().clone() for p in model.parameters()]
+
+    def interrupt(grad):
+        raise KeyboardInterrupt
+
+    def new_trainer(strength):  # a notebook's cell, run again
+        return hf.Trainer(model, arguments, train_dataset=sentences(), callbacks=[SmoothOutCallback(strength)])
+
+    hook = model.transformer.wte.weight.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        new_trainer(0.3).train()
+    hook.remove()
+    arguments.learning_rate = 0.0
+    new_trainer(0.1).train()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), clean))
+    assert not model._forward_hooks
 
 
 def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):

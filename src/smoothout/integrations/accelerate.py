@@ -56,8 +56,8 @@ def attach(
     if accelerator.distributed_type == DistributedType.MEGATRON_LM:
         raise ValueError("Megatron-LM has an optimizer and a loop of its own, which SmoothOut cannot follow: use FSDP2")
     refuse_unsupported_wrappers(model)
-    bare = [accelerator.unwrap_model(m) for m in accelerator._models]  # listed before DDP wraps them
-    if not any(accelerator.unwrap_model(model) is one for one in bare):
+    # By parameters: models are listed before DDP and torch.compile wrap them, and unwrap_model() changes compiled ones.
+    if not any(set(model.parameters()) == set(prepared.parameters()) for prepared in accelerator._models):
         raise ValueError("this model is not one that accelerator.prepare() returned: prepare first, then attach")
     if not any(optimizer is one for one in accelerator._optimizers):
         raise ValueError("this optimizer is not one that accelerator.prepare() returned: prepare first, then attach")

@@ -7,6 +7,7 @@ exists, to keep the position in the noise in `trainer_state.json` of every check
 from __future__ import annotations
 
 import json
+import weakref
 from typing import Any, Literal, Unpack
 
 from torch import nn
@@ -30,6 +31,10 @@ except ImportError as absent:
     raise missing("Transformers", "transformers") from absent
 
 
+# A Trainer that an exception ended leaves its callback attached; a new Trainer of the same model brings another.
+_attached: weakref.WeakSet[Attachment] = weakref.WeakSet()
+
+
 class SmoothOutCallback(TrainerCallback, ExportableState):
     """Trains with SmoothOut; with `scale="filter"` with AdaSmoothOut.
 
@@ -37,8 +42,8 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
     uninterrupted one would have. Micro-batches of one update share one θ.
 
     The Trainer tells callbacks nothing of an exception. After one in the middle of a backward, passes without gradients
-    and `state_dict()` (so `save_pretrained()` too) still see clean weights; `restore()` takes the noise out of the
-    parameters themselves.
+    and `state_dict()` (so `save_pretrained()` too) still see clean weights, and `train(resume_from_checkpoint=…)` goes
+    on; `restore()` takes the noise out of the parameters themselves.
 
     Args:
         strength: a, the size of the noise.
@@ -96,11 +101,14 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
         refuse_unsupported_wrappers(model)
         assert optimizer is not None, "and the optimizer"
         self._detach()
+        for left in [attachment for attachment in _attached if attachment._model is model]:
+            left.remove()
         self.smooth = SmoothOut(model, self._strength, **self._arguments)
         position = self._saved_position(state)
         if state.global_step > 0 and position is not None:  # resumed
             self.smooth.load_state_dict(position)
         self._attachment = self.smooth.attach(optimizer, draw=self._draw)
+        _attached.add(self._attachment)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
