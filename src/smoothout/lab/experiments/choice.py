@@ -1,4 +1,4 @@
-"""Strengths and schedules judged on 5,000 training images held out: what preset `ours` chooses from."""
+"""Strengths, schedules and SAM's radius judged on 5,000 training images held out: what preset `ours` chooses from."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from smoothout.lab.report.groups import Group
 
 HELD_OUT = 5000
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-USUAL = {"smoothout": 0.0375, "adasmoothout": 0.15}
+USUAL = {"smoothout": 0.0375, "adasmoothout": 0.15, "sam": 0.05}
 SCHEDULES = ("linear", "tanh")  # beside the constant one, at once and twice the strength
 # ResNet44 runs at the length of its row, where noise has time to pay, so its candidates are fewer. Constant noise
 # underfits at its first learning rate: a line has 0.4 of the strength when that rate ends, tanh 0.13.
 DEEP_EPOCHS = 400
 DEEP_FACTORS = (0.25, 0.5, 1.0)
 DEEP_RISING = (("linear", 1.0), ("linear", 2.0), ("tanh", 1.0), ("tanh", 2.0))
-PLACES = ((F1, F1.small), (F1, F1.large), (C1, C1.small), (C1, C1.large), (RESNET44, RESNET44.large))
+RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of SAM, by the usual one
+OURS = ("smoothout", "adasmoothout")
+PLACES: dict[tuple[Network, int], tuple[str, ...]] = {
+    **dict.fromkeys(((F1, F1.small), (F1, F1.large)), OURS),
+    **dict.fromkeys(((C1, C1.small), (C1, C1.large)), (*OURS, "sam")),
+    (RESNET44, RESNET44.large): OURS,
+}
 
 
 def held_out(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
@@ -57,7 +63,7 @@ def _candidate(
     told = "" if schedule == "constant" else f", {schedule}"
     settings = {"strength": strength, "strength_schedule": schedule, **settings, **length}
     return Row(
-        label(network, batch_size, method, f", a = {strength:g}{told}{more}"),
+        label(network, batch_size, method, f", {'ρ' if method == 'sam' else 'a'} = {strength:g}{told}{more}"),
         held_out(setting, network, batch_size, method, **settings),
         versus=held_out(setting, network, batch_size, "plain", **length),
     )
@@ -66,10 +72,10 @@ def _candidate(
 def choice(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
-    for network, batch_size in PLACES:
+    for (network, batch_size), methods in PLACES.items():
         baseline = held_out(setting, network, batch_size, "plain")
         rows.append(Row(label(network, batch_size, "plain"), baseline))
-        for method in USUAL:
+        for method in methods:
             rows += candidates(setting, network, batch_size, method)
     return Experiment(
         "choice",
@@ -85,6 +91,8 @@ def candidates(
 ) -> list[Row]:
     """What a network, batch size and method choose from; epochs where they are not the network's."""
     of = partial(_candidate, setting, network, batch_size, method, epochs=epochs)
+    if method == "sam":
+        return [of(factor) for factor in RADII]
     if network is RESNET44:
         rising = [of(factor, schedule) for schedule, factor in DEEP_RISING]
         one_draw = of(1.0, "linear", ", one draw a step", draws="one")
@@ -127,10 +135,14 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
 
 def lacks_choice(config: Config) -> bool:
     """Whether this is a run of preset ours that waits for its place's strength to be chosen."""
-    places = {(network.model, network.dataset, batch_size) for network, batch_size in PLACES}
-    here = (config.model, config.dataset, config.batch_size) in places
+    here = {
+        (network.model, network.dataset, batch_size, method)
+        for (network, batch_size), methods in PLACES.items()
+        for method in methods
+    }
+    is_one = (config.model, config.dataset, config.batch_size, config.method) in here
     chosen = (config.model, config.batch_size, config.method) in CHOSEN
-    return config.preset == "ours" and not config.hold_out and config.method in USUAL and here and not chosen
+    return config.preset == "ours" and not config.hold_out and is_one and not chosen
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:
@@ -140,8 +152,8 @@ def what_is_chosen(config: Config) -> dict[str, Any]:
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     verdicts = []
-    for network, batch_size in PLACES:
-        for method in USUAL:
+    for (network, batch_size), methods in PLACES.items():
+        for method in methods:
             claim = f"{label(network, batch_size, method)}: the best of its candidates on held-out images"
             found = best(setting, network, batch_size, method, records)
             if found is None:

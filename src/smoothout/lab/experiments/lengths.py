@@ -10,7 +10,7 @@ from scipy import stats
 from smoothout.lab.experiments.choice import (
     DEEP_EPOCHS,
     HELD_OUT,
-    USUAL,
+    PLACES,
     candidates,
     held_out,
     mean_accuracy,
@@ -43,7 +43,8 @@ def lengths(setting: Setting) -> Experiment:
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
     """Of both methods."""
-    return [row for method in USUAL for row in candidates(setting, RESNET44, RESNET44.large, method, epochs)]
+    place = RESNET44, RESNET44.large
+    return [row for method in PLACES[place] for row in candidates(setting, *place, method, epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
