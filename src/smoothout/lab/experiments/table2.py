@@ -73,7 +73,11 @@ def _under_noise(setting: Setting) -> Drawing:
         Curve(METHODS[method].title, resnet44(setting, method), sensitivity(setting, RESNET44.model))
         for method in CIFAR[0][3]
     )
-    return Drawing("loss under noise", "ResNet44 on CIFAR-10: the loss on training images under noise.", curves)
+    return Drawing(
+        "loss under noise",
+        "ResNet44 on CIFAR-10: the loss on training images under noise. Bands: the deviation over its draws.",
+        curves,
+    )
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
