@@ -30,7 +30,12 @@ def test_the_verdict_is_that_of_the_records(as_if_run):
     assert alike.verdict == "holds"
     assert "τ +1.00" in alike.evidence
     assert "+0.50 and +1.00" in alike.evidence
+    assert "over 14 of 16 candidates; the best of 100 epochs is number 1 at 400" in alike.evidence
     assert verdict(as_if_run, gains, [-gain for gain in gains]).verdict == "the opposite order"
     mixed = [gains[i] for i in (1, 0, 3, 2, 13, 12, 5, 4, 11, 10, 7, 6, 9, 8)]
     assert verdict(as_if_run, sorted(gains), mixed).verdict == "no order in common is shown"
+    swapped = [sorted(gains)[i] for i in (3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 13, 12)]
+    in_part = verdict(as_if_run, sorted(gains), swapped)
+    assert in_part.verdict == "in part: an order in common, with exceptions"
+    assert "number 2 at 400" in in_part.evidence
     assert verdict(as_if_run, gains[:4], gains[:4]).verdict == "not measured yet"

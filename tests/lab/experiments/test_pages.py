@@ -3,18 +3,23 @@
 import json
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from in_process import smoothout
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
-from smoothout.lab.experiments.pages import write_page
-from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.networks import C1, configure
+from smoothout.lab.experiments.pages import results_markdown, write_page
+from smoothout.lab.experiments.records import Found, Records
+from smoothout.lab.experiments.table1 import METHODS as table1_methods
+from smoothout.lab.experiments.table1 import table1
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import paper
-from smoothout.lab.report.digest import between_marks
+from smoothout.lab.report.digest import between_marks, digest
 
 ROOT = Path(__file__).parents[3]
 PACK = ROOT / "results" / "c1-cifar10.jsonl"
@@ -84,6 +89,73 @@ def test_verdicts_come_from_the_records(packed):
     spread = next(v for claim, v in verdicts.items() if "standard deviations" in claim)
     assert f"SmoothOut 5000: {statistics.stdev(accuracies('smoothout', 5000)):.2f} [" in spread.evidence
     assert sum(v.verdict == "not measured yet" for v in verdicts.values()) == 4
+
+
+def smoothed(as_if_run, accuracies, method="smoothout", batch_size=5000, measured=()):
+    """Runs of C1 by their accuracies, the first with seed 0."""
+    config = configure(Setting(), C1, batch_size, method)
+    runs = [as_if_run(config.with_seed(seed), accuracy) for seed, accuracy in enumerate(accuracies)]
+    return [replace(run, measured=frozenset(measured)) for run in runs]
+
+
+def row_of(runs, method="SmoothOut"):
+    return table_1(Records(runs))[f"C1, CIFAR-10, batch 5000: {method}"]
+
+
+def test_a_single_run_is_compared_with_the_baseline_of_its_seed(as_if_run):
+    runs = [*smoothed(as_if_run, (0.76, 0.72, 0.71), "plain"), *smoothed(as_if_run, (0.75,))]
+    assert row_of(runs)["effect³"].text == "-1.00 (too few runs)"
+    assert "effect³" not in row_of(runs[1:])  # no baseline of that seed
+
+
+def test_no_gain_is_claimed_where_runs_diverged(as_if_run):
+    runs = [*smoothed(as_if_run, (0.700, 0.701, 0.702), "plain"), *smoothed(as_if_run, (0.750, 0.751, 0.753, 0.0))]
+    finished, lost = runs[:-1], replace(runs[-1], run=replace(runs[-1].run, record=None), failure="the loss is nan")
+    assert (row_of(finished)["effect³"].tone, row_of(finished)["sign"].text) == ("good", "as the paper's")
+    with_lost = row_of([*finished, lost])
+    assert (with_lost["effect³"].tone, with_lost["sign"].text) == ("faint", "no claim: runs diverged")
+    assert with_lost["n"].text == "3, 1 more diverged"
+    shown, hidden = (digest([(Setting(), table1(Setting()))], Records(each)) for each in (finished, [*finished, lost]))
+    assert "**" in shown
+    assert "**" not in hidden
+    assert "1 more diverged" in hidden
+
+
+def test_gains_at_two_batch_sizes_are_compared_over_the_seeds_that_have_both(as_if_run):
+    runs = [*smoothed(as_if_run, (0.790, 0.791, 0.792, 0.5), "plain", 256)]
+    runs += smoothed(as_if_run, (0.800, 0.802, 0.801), batch_size=256)
+    runs += [*smoothed(as_if_run, (0.750, 0.751, 0.752), "plain"), *smoothed(as_if_run, (0.780, 0.782, 0.781))]
+    verdict = next(v for v in EXPERIMENTS["claims"](Setting()).judge(Records(runs)) if "gains more" in v.claim)
+    assert verdict.verdict == "holds"
+    assert "gain +1.00 points at 256, +3.00 at 5000" in verdict.evidence
+
+
+def test_seeds_are_no_further_evidence_of_a_ranking(as_if_run, monkeypatch):
+    """Six configurations whose sharpness says nothing of their accuracy: many seeds of each do not change that."""
+    sharp = dict(zip(((m, b) for b in (256, 5000) for m in table1_methods), (1.0, 2.0, 4.0, 3.0, 6.0, 5.0)))
+    accuracy = dict(zip(sharp, (0.76, 0.80, 0.78, 0.74, 0.77, 0.75)))
+
+    def measurement(found, name):
+        return SimpleNamespace(value=sharp[at(found)], slope=sharp[at(found)])
+
+    def at(found):
+        return found.run.config.method, found.run.config.batch_size
+
+    monkeypatch.setattr(Found, "measurement", measurement)
+    runs = [run for m, b in sharp for run in smoothed(as_if_run, [accuracy[m, b] + 1e-5 * s for s in range(9)], m, b)]
+    verdict = next(v for v in EXPERIMENTS["claims"](Setting()).judge(Records(runs)) if "rank the minima" in v.claim)
+    assert verdict.verdict == "no common ranking measured"
+    assert "over the means of 6 configurations (54 runs)" in verdict.evidence
+
+
+def test_table_2_is_in_the_markdown_although_it_has_a_picture(as_if_run):
+    experiment = EXPERIMENTS["table2"](Setting())
+    assert experiment.drawings
+    wanted = [(Setting(), experiment), (Setting(), EXPERIMENTS["figure2"](Setting()))]
+    assert "- Table 2: " in results_markdown(wanted, Records([]), "smoothout").split("## Not measured yet")[1]
+    said = results_markdown(wanted, Records([as_if_run(experiment.rows[0].config, 0.92)]), "smoothout")
+    assert "| ResNet44, CIFAR-10, batch 2048: baseline, 400 epochs, sqrt | 1 | 92.00 % |" in said
+    assert "Figure" not in said
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,5 +1,7 @@
 """What the study of ResNet44 concludes: from records, with three runs a side, and nothing else."""
 
+from dataclasses import replace
+
 from smoothout.lab.experiments import why
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
@@ -39,6 +41,22 @@ def test_verdicts_follow_the_records(as_if_run):
     assert found["The baseline is weaker: gradient clipped at 5"].verdict == "not measured yet"
     two = verdicts(as_if_run, accuracies, seeds=2)
     assert {two[claim].verdict for claim in (f"AdaSmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
+
+
+def test_no_gain_of_the_runs_that_did_not_diverge(as_if_run):
+    case = why._cases(OURS)[1]
+    runs = [as_if_run(case.baseline.with_seed(seed), 0.90 + 1e-4 * seed) for seed in range(3)]
+    runs += [as_if_run(case.config.with_seed(seed), 0.91 + 2e-4 * seed) for seed in range(3)]
+    claim = f"AdaSmoothOut gains: {case.what}"
+
+    def said(records):
+        return {verdict.claim: verdict.verdict for verdict in why.why(OURS).judge(Records(records))}[claim]
+
+    lost = as_if_run(case.config.with_seed(3), 0.0)
+    lost = replace(lost, run=replace(lost.run, record=None), failure="the loss is nan")
+    assert said(runs) == "gains"
+    assert said([*runs, lost]) == "1 runs diverged"
+    assert said([*runs[:3], lost]) == "1 runs diverged"
 
 
 def test_no_factor_is_judged_by_another_length(as_if_run):

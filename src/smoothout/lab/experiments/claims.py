@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from scipy.special import gammaincinv
 
@@ -17,7 +18,7 @@ from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, reported
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, pairs, reported
 
 PAPER_SDS = {
     ("plain", "small"): 0.33,
@@ -105,10 +106,9 @@ def _large_gains_more(setting: Setting, records: Records) -> Verdict:
     gains = []
     for batch in ("small", "large"):
         plain, smooth = _of(setting, records, batch, "plain"), _of(setting, records, batch, "smoothout")
-        if plain is None or smooth is None or plain.seeds != smooth.seeds:
-            return Verdict(claim, NOT_MEASURED, "")
-        pairs = zip(plain.sample(reported).values, smooth.sample(reported).values)
-        gains.append([after - before for before, after in pairs])
+        gains.append([] if plain is None or smooth is None else pairs(plain, smooth, reported))
+    if not all(gains):
+        return Verdict(claim, NOT_MEASURED, "")
     more = difference(gains[0], gains[1], paired=False)
     means = [f"{100 * Sample(tuple(gain)).mean:+.2f}" for gain in gains]
     evidence = f"gain {means[0]} points at {C1.small}, {means[1]} at {C1.large}; the difference is {_points(more)}"
@@ -130,23 +130,28 @@ def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
 
 
 def _ranks_agree(setting: Setting, records: Records) -> Verdict:
+    """Over the means of configurations: runs that differ in their seed alone are no further evidence of a ranking."""
     claim = "sharpness, slope under noise and accuracy rank the minima alike"
-    points = []
+    points, runs = [], 0
     for row in rows_of(setting, C1):
         measured = [
             (found.measurement("sharpness-train"), found.measurement("sensitivity-train"), found.run.record)
             for found in records.seeds_of(row.config)
         ]
-        points += [(s.value, n.slope, reported(record)) for s, n, record in measured if s and n and record]
+        values = [(s.value, n.slope, reported(record)) for s, n, record in measured if s and n and record]
+        points += [tuple(map(fmean, zip(*values)))] if values else []
+        runs += len(values)
     if len(points) < 6:
-        return Verdict(claim, NOT_MEASURED, f"{len(points)} runs with both measurements; at least 6 are needed")
+        return Verdict(
+            claim, NOT_MEASURED, f"{len(points)} configurations with both measurements; at least 6 are needed"
+        )
     from scipy import stats
 
     sharp, slopes, accuracies = zip(*points)
     agreement = {
         name: stats.kendalltau(values, accuracies) for name, values in (("sharpness", sharp), ("slope", slopes))
     }
-    evidence = f"over {len(points)} runs, Kendall's τ with accuracy: " + ", ".join(
+    evidence = f"over the means of {len(points)} configurations ({runs} runs), Kendall's τ with accuracy: " + ", ".join(
         f"{name} {tau.statistic:+.2f} (p = {tau.pvalue:.2g})" for name, tau in agreement.items()
     )
     shown = all(tau.statistic < 0 and tau.pvalue < 0.05 for tau in agreement.values())

@@ -47,6 +47,10 @@ def noise_drawings(
         for split in SPLITS
     )
     return (
-        Drawing("loss under noise", f"(b) {network.title}: the loss under uniform noise of strength a.", curves),
+        Drawing(
+            "loss under noise",
+            f"(b) {network.title}: the loss under uniform noise of strength a. Bands: the deviation over its draws.",
+            curves,
+        ),
         Drawing("accuracy under noise", f"(b) {network.title}: the accuracy under the same noise.", curves),
     )

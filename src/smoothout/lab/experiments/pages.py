@@ -83,9 +83,9 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
     """The tables of all that has been measured; which have nothing yet is said at the end."""
     sections: list[Section] = []
     unmeasured: dict[str, list[str]] = {}
-    # Pictures are for pages.
-    without_pictures = [(setting, experiment) for setting, experiment in experiments if not experiment.drawings]
-    for (setting, experiment), made in zip(without_pictures, _measured(without_pictures, records)):
+    # Pictures are for pages, and the rows of figures stand in tables.
+    tables = [(setting, experiment) for setting, experiment in experiments if not experiment.name.startswith("figure")]
+    for (setting, experiment), made in zip(tables, _measured(tables, records)):
         sections += made
         if not made and not all(records.seeds_of(row.config) for row in experiment.rows):
             unmeasured.setdefault(experiment.title, []).append(setting.preset)

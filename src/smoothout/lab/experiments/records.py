@@ -89,6 +89,10 @@ class Records:
         runs = [found.run for found in self.seeds_of(config) if found.run.record is not None]
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
+    def diverged(self, *configs: Config) -> int:
+        """How many runs of these configurations, seed apart, ended without a result."""
+        return sum(bool(found.failure) for config in configs for found in self.seeds_of(config))
+
 
 def look(path: Path) -> Found:
     """A run folder as it is now."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
+from smoothout.lab.experiments.goal import verdict_on
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import ALEXNET, RESNET18, RESNET44, RESNET44_CIFAR100, Network, configure, label
-from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
 
 CIFAR: tuple[tuple[Network, int, str, dict[str, float]], ...] = (
@@ -70,7 +73,21 @@ def _under_noise(setting: Setting) -> Drawing:
         Curve(METHODS[method].title, resnet44(setting, method), sensitivity(setting, RESNET44.model))
         for method in CIFAR[0][3]
     )
-    return Drawing("loss under noise", "ResNet44 on CIFAR-10: the loss on training images under noise.", curves)
+    return Drawing(
+        "loss under noise",
+        "ResNet44 on CIFAR-10: the loss on training images under noise. Bands: the deviation over its draws.",
+        curves,
+    )
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    """Whether preset ours reaches its goal on CIFAR-10."""
+    baseline = resnet44(setting, "plain")
+    return tuple(
+        verdict_on(f"ResNet44, CIFAR-10: {METHODS[method].title}", baseline, resnet44(setting, method), records)
+        for method in CIFAR[0][3]
+        if method != "plain"
+    )
 
 
 def table2(setting: Setting) -> Experiment:
@@ -79,5 +96,6 @@ def table2(setting: Setting) -> Experiment:
         "Table 2: on top of ghost batch norm, learning-rate scaling and longer training",
         (*cifar_rows(setting), *imagenet_rows(setting)),
         drawings=(_under_noise(setting),),
+        judge=partial(_judge, setting) if setting.preset == "ours" else None,
         compares_costs=True,
     )

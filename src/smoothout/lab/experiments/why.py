@@ -56,7 +56,11 @@ def why(setting: Setting) -> Experiment:
         )
         for case in _cases(setting)
     ]
-    notes = (f"{EPOCHS} epochs where no other number is named; each method is compared with the baseline of its row.",)
+    notes = (
+        f"{EPOCHS} epochs where no other number is named; each method is compared with the baseline of its row.",
+        "Every verdict stands for itself: without any effect one in forty would show a gain by chance, which is at "
+        "least one in every third study of so many factors.",
+    )
     return Experiment(
         "why",
         "ResNet44: which factor makes the gain appear",
@@ -120,7 +124,10 @@ def _verdict(
     yes: str,
     signs: int = 1,
 ) -> Verdict:
-    """Of a difference: a word for one in the sense of the claim, none or the opposite."""
+    """Of a difference: a word for one in the sense of the claim, none or the opposite; none where a run diverged."""
+    lost = records.diverged(before, after)
+    if lost:
+        return Verdict(claim, f"{lost} runs diverged", "")
     groups = records.group(before), records.group(after)
     if groups[0] is None or groups[1] is None:
         return Verdict(claim, NOT_MEASURED, "")

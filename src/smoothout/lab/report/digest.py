@@ -47,7 +47,7 @@ def _line(base: Row, experiment: Experiment, setting: Setting, records: Records)
         return None
     rows = {row.config.method: row for row in experiment.rows if row.versus == base.config}
     others = {method: records.group(row.config) for method, row in rows.items()}
-    diverged = {m: sum(bool(f.failure) for f in records.seeds_of(row.config)) for m, row in rows.items()}
+    diverged = {method: records.diverged(row.config) for method, row in rows.items()}
     name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}"
     cells = [_cell(group, others.get(method), diverged.get(method, 0)) for method in COMPARED]
     counts = {len(each.records) for each in (group, *others.values()) if each is not None}
@@ -64,4 +64,5 @@ def _cell(base: Group, group: Group | None, diverged: int) -> Cell:
     if effect is None:
         return Cell(f"{accuracy} (too few runs){lost}")
     change = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
-    return Cell(f"{accuracy}: {f'**{change}**' if effect.is_shown else change}{lost}")
+    is_claimed = effect.is_shown and not (diverged and effect.mean > 0)
+    return Cell(f"{accuracy}: {f'**{change}**' if is_claimed else change}{lost}")

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from scipy.special import stdtrit
 
@@ -129,6 +130,17 @@ def reported(record: Record) -> float:
 def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference | None:
     """How a figure of group b differs from that of group a."""
     return difference(a.sample(value).values, b.sample(value).values, paired=a.seeds == b.seeds)
+
+
+def pairs(a: Group, b: Group, value: Callable[[Record], float]) -> list[float]:
+    """b − a for every seed that both have."""
+    before = {record.config.seed: value(record) for record in a.records}
+    return [value(r) - before[r.config.seed] for r in b.records if r.config.seed in before]
+
+
+def training_seconds(run: Run) -> float:
+    """Epochs × the median epoch: without starting and compiling."""
+    return median(metrics.seconds for metrics in run.metrics) * len(run.metrics)
 
 
 def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, reported
+from smoothout.lab.report.groups import (
+    FEWEST_RUNS,
+    Difference,
+    Group,
+    Sample,
+    compare,
+    pairs,
+    reported,
+    training_seconds,
+)
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
@@ -21,11 +29,15 @@ HEADER = (
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
-    "title says otherwise.",
-    "¹ The best epoch is chosen on the test set itself: it flatters every method alike.",
-    "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one.",
+    "title says otherwise. Of a seed that was trained more than once the run with more measurements counts, the first "
+    "of equals, whatever its accuracy; the others stay in the records.",
+    "¹ The best epoch is chosen on the test set itself: it flatters every method, some more than others.",
+    "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one. The paper's are of the "
+    "best epoch, as its code reports them.",
     "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
-    "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval.",
+    "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
+    "gain only if no run diverged. No interval is corrected for the number of comparisons: without any effect one in "
+    "twenty would exclude zero. A single run is compared with the baseline of its seed.",
     "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; of how many runs the "
     "best start converged (the others ended at the limit of iterations). The paper's values come from a solver with a "
     "wrong sign: compare the sense, not the value.",
@@ -93,9 +105,9 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
         _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
-        _effect(effect, base, group),
+        _effect(effect, base, group, bool(failures)),
         last[0],
-        _sign(effect, paper_effect),
+        _sign(effect, paper_effect, bool(failures)),
         _sharpness(records.seeds_of(row.config)),
         last[3],
     )
@@ -115,7 +127,7 @@ def _costs(group: Group | None) -> tuple[Cell, Cell]:
     if group is None:
         return Cell("–", "faint"), Cell("–", "faint")
     evaluations = group.sample(lambda r: r.last.evaluations)
-    seconds = Sample(tuple(median(m.seconds for m in run.metrics) * len(run.metrics) for run in group.runs))
+    seconds = Sample(tuple(map(training_seconds, group.runs)))
     spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
     return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
 
@@ -139,19 +151,19 @@ def _points(value: float | None) -> Cell:
     return Cell("–", "faint") if value is None else Cell(f"{value:+.2f}")
 
 
-def _effect(effect: Difference | None, base: Group | None, group: Group) -> Cell:
+def _effect(effect: Difference | None, base: Group | None, group: Group, diverged: bool) -> Cell:
     if effect is None:
-        if base is None:
-            return Cell("–", "faint")
-        single = 100 * (group.sample(reported).mean - base.sample(reported).mean)
-        return Cell(f"{single:+.2f} (too few runs)", "faint")
+        alike = [] if base is None else pairs(base, group, reported)
+        return Cell(f"{100 * Sample(tuple(alike)).mean:+.2f} (too few runs)" if alike else "–", "faint")
     text = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
-    if not effect.is_shown:
+    if not effect.is_shown or (diverged and effect.mean > 0):
         return Cell(text, "faint")
     return Cell(text, "good" if effect.mean > 0 else "bad")
 
 
-def _sign(effect: Difference | None, paper: float | None) -> Cell:
+def _sign(effect: Difference | None, paper: float | None, diverged: bool) -> Cell:
+    if diverged and effect is not None and effect.is_shown and effect.mean > 0:
+        return Cell("no claim: runs diverged", "faint")
     if effect is None or not effect.is_shown:
         return Cell("–" if effect is None or effect.n < FEWEST_RUNS else "no difference", "faint")
     if paper is None:

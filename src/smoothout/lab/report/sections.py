@@ -39,8 +39,8 @@ def results_section(groups: Sequence[Group], heading: str = "Results") -> Sectio
         rows.append(Row(tuple(map(Cell, texts)), starts))
     notes = (
         "Mean ± standard deviation over n runs that differ in nothing but their seed. The train loss is what training "
-        "saw, with its noise. * The best epoch is chosen on the test set itself and flatters every method alike: read "
-        "the last epoch.",
+        "saw, with its noise. * The best epoch is chosen on the test set itself and flatters every method, some more "
+        "than others: read the last epoch.",
         *([f"† {_rise_in_words(groups)}"] if with_rise else []),
     )
     return Section(heading, notes, Table(header, tuple(rows)))

@@ -1,0 +1,55 @@
+"""The goal for ResNet44 on CIFAR-10: half a point over our own baseline in the last epoch, at no more GPU time."""
+
+from __future__ import annotations
+
+import math
+
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Verdict
+from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, compare, difference, training_seconds
+
+POINTS = 0.5
+MOST_TIME = 1.01  # of the baseline's: clocks agree no better
+
+
+def verdict_on(name: str, baseline: Config, config: Config, records: Records) -> Verdict:
+    """Whether runs of `config` reach it: by the mean, with an interval that excludes zero, and none diverged."""
+    claim = f"{name}: {POINTS} points over the baseline in the last epoch, at no more GPU time"
+    lost = records.diverged(baseline, config)
+    if lost:
+        return Verdict(claim, f"not reached: {lost} runs diverged", "")
+    base, group = records.group(baseline), records.group(config)
+    if base is None or group is None:
+        return Verdict(claim, NOT_MEASURED, "")
+    gain = compare(base, group, lambda record: record.last.test_accuracy)
+    if gain is None or gain.n < FEWEST_RUNS:
+        return Verdict(claim, "too few runs", "" if gain is None else gain.in_points())
+    time = _time(base, group)
+    evidence = f"{gain.in_points()}; {'GPU times that cannot be compared' if time is None else _in_words(time)}"
+    return Verdict(claim, _judged(gain, time), evidence)
+
+
+def _judged(gain: Difference, time: Difference | None) -> str:
+    if not gain.is_shown:
+        return "not reached: no difference measured"
+    if gain.mean < 0:
+        return "not reached: it loses"
+    if 100 * gain.mean < POINTS:
+        return "not reached: a smaller gain"
+    if time is None:
+        return "the gain is reached, its time is not known"
+    return "reached" if math.exp(time.mean) <= MOST_TIME else "not reached: it takes more time"
+
+
+def _time(base: Group, group: Group) -> Difference | None:
+    """Of logarithms; None unless all ran on the same device, equally many at once."""
+    if len({(r.provenance.device, r.provenance.together) for r in (*base.records, *group.records)}) > 1:
+        return None
+    logs = [[math.log(training_seconds(run)) for run in each.runs] for each in (base, group)]
+    return difference(logs[0], logs[1], paired=False)
+
+
+def _in_words(time: Difference) -> str:
+    low, middle, high = (math.exp(x) for x in (time.low, time.mean, time.high))
+    return f"GPU time × {middle:.3f} [{low:.3f}, {high:.3f}]"

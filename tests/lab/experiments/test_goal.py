@@ -1,0 +1,72 @@
+"""The goal for ResNet44: reached by runs that gain enough in no more time, and by no others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from smoothout.lab.experiments import table2
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Setting
+
+OURS = Setting("paper", "ours")
+BASE = (0.920, 0.922, 0.921)
+
+
+@pytest.fixture
+def verdict(as_if_run):
+    """Of AdaSmoothOut, from accuracies of the last epoch, how long it takes beside the baseline, and other runs."""
+
+    def judged(accuracies, time=1.0, together=1, failures=0):
+        def runs(method, values, times, at_once):
+            config = table2.resnet44(OURS, method)
+            for seed, value in enumerate(values):
+                found = as_if_run(config.with_seed(seed), value, best=0.99)
+                epochs = tuple(replace(epoch, seconds=times * (1 + 1e-3 * seed)) for epoch in found.run.metrics)
+                provenance = replace(found.run.record.provenance, together=at_once)
+                record = replace(found.run.record, provenance=provenance)
+                yield replace(found, run=replace(found.run, metrics=epochs, record=record))
+
+        config = table2.resnet44(OURS, "adasmoothout").with_seed(100)
+        lost = as_if_run(config, 0.0)
+        lost = [replace(lost, run=replace(lost.run, record=None), failure="the loss is nan")] * failures
+        made = [*runs("plain", BASE, 1.0, 1), *runs("adasmoothout", accuracies, time, together), *lost]
+        (found,) = (v for v in table2.table2(OURS).judge(Records(made)) if "AdaSmoothOut" in v.claim)
+        return found
+
+    return judged
+
+
+def test_it_is_reached_by_half_a_point_in_the_last_epoch_at_no_more_time(verdict):
+    reached = verdict([base + gain for base, gain in zip(BASE, (0.005, 0.006, 0.0055))])
+    assert reached.verdict == "reached"
+    assert reached.evidence.startswith("+0.55 points [")
+    assert "GPU time × 1.000 [" in reached.evidence
+
+
+@pytest.mark.parametrize(
+    ("gains", "how", "expected"),
+    [
+        ((0.004, 0.0045, 0.0042), {}, "not reached: a smaller gain"),
+        ((0.000, 0.020, 0.001), {}, "not reached: no difference measured"),
+        ((-0.005, -0.006, -0.0055), {}, "not reached: it loses"),
+        ((0.005, 0.006, 0.0055), {"time": 1.05}, "not reached: it takes more time"),
+        ((0.005, 0.006, 0.0055), {"together": 3}, "the gain is reached, its time is not known"),
+        ((0.005, 0.006, 0.0055), {"failures": 1}, "not reached: 1 runs diverged"),
+        ((0.005, 0.006), {}, "too few runs"),
+        ((), {}, "not measured yet"),
+    ],
+)
+def test_it_is_reached_by_nothing_less(verdict, gains, how, expected):
+    assert verdict([base + gain for base, gain in zip(BASE, gains)], **how).verdict == expected
+
+
+def test_only_preset_ours_has_the_goal():
+    assert table2.table2(Setting("paper", "paper")).judge is None
+
+
+def test_without_an_effect_it_is_reached_by_few(verdict):
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.002, (400, 3))
+    found = [verdict(list(0.921 + each)).verdict for each in noise]
+    assert found.count("reached") <= 0.025 * len(found)

@@ -1,0 +1,54 @@
+"""Ratios of `benchmarks/results/README.md` against the records they name: both times of a ratio from one record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+PAGE = (RESULTS / "README.md").read_text()
+
+
+def rows(name):
+    return json.loads((RESULTS / name).read_text())["rows"]
+
+
+def line(start):
+    (found,) = (text for text in PAGE.splitlines() if text.startswith(f"| {start}"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [("draw + restore, device ms", "**{:.0f} × / {:.0f} ×**"), ("draw + restore, ms", "{:.0f} × / {:.0f} × as called")],
+)
+def test_how_much_slower_the_2018_way_is(kept, said):
+    times = {
+        row["method"]: row[kept]["median"]
+        for row in rows("step_overhead-cuda.json")
+        if row["case"] == "ResNet44, batch 2048" and kept in row
+    }
+    ratios = [times[f"{method}, 2018"] / times[method] for method in ("SmoothOut", "AdaSmoothOut")]
+    assert said.format(*ratios) in line("the 2018 way, the same")
+
+
+def test_how_much_faster_convolutions_of_all_ghosts_are():
+    times = {}
+    for row in rows("ghost_conv-cuda.json"):
+        if row["how"] in ("cuDNN", "ours"):
+            times.setdefault((row["layer"], row["what"]), {})[row["how"]] = row["µs"]["median"]
+    ratios = [both["cuDNN"] / both["ours"] for both in times.values()]
+    assert f"{min(ratios):.1f} to {max(ratios):.0f} times as fast" in line("its convolutions")
+
+
+def test_what_a_step_costs_beside_the_plain_one():
+    text = line("step with AdaSmoothOut ÷ plain")
+    for row in rows("step_overhead-cuda.json"):
+        if row["method"] == "AdaSmoothOut" and row["case"] != "ResNet44, batch 128":
+            ratio = row["÷ plain"]
+            assert f"**{ratio['median']:.3f}** ({ratio['low']:.3f} to {ratio['high']:.3f})" in text
+
+
+def test_how_much_longer_sam_takes():
+    ratios = [row["SAM ÷ AdaSmoothOut"]["median"] for row in rows("step_overhead-cuda.json") if row["method"] == "SAM"]
+    assert f"**{min(ratios):.2f} to {max(ratios):.2f}**" in line("SAM's step")
