@@ -198,6 +198,16 @@ def test_ghosts_by_loop_and_by_layer_train_alike(tmp_path):
         assert loop.test_loss == pytest.approx(layer.test_loss, rel=1e-3)  # running statistics too
 
 
+@pytest.mark.parametrize("rest", [2, 7, 13])  # images in the last batch, which is cut as the full one is, into twelve
+def test_a_last_batch_of_few_images_has_no_ghost_of_one(tmp_path, rest):
+    runs = []
+    for way in ("loop", "layer"):
+        settings = {"model": "f1", "batch_size": 400 - rest, "ghost_batch_size": 32, "ghost_by": way, "epochs": 1}
+        runs.append(train(small(method="plain", lr=0.01, **settings), tmp_path / way, QUIET))
+    assert runs[0].last.updates == 2
+    assert runs[0].last.train_loss == pytest.approx(runs[1].last.train_loss, rel=1e-4)
+
+
 def test_a_last_batch_of_one_image_is_left_out():
     dataset = load("digits")
     sizes = {rest: 1437 - rest for rest in (1, 2)}
