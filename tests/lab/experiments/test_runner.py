@@ -1,6 +1,7 @@
 """The queue at work: in this process, in workers, stopped by the clock, and by the real command."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,6 +55,19 @@ def test_runs_measurements_and_lines(tmp_path, jobs):
     assert line.accuracies[0] == pytest.approx(start.run.record.last.test_accuracy)
     assert line.accuracies[-1] == pytest.approx(end.run.record.last.test_accuracy)
     assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
+
+
+class Deadly:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_workers_that_die_before_they_read_their_task_are_failures(tmp_path):
+    tasks = plan([experiment(digits(), digits(seed=1))], (0, 1), Records.read([tmp_path]), Speeds()).tasks
+    outcomes = run_queue(tasks, Place(tmp_path, device="cpu", threads=Deadly()), jobs=2, say=lambda line: None)
+    assert [(outcome.state, "ended without a word" in outcome.message) for outcome in outcomes] == [("failed", True)] * 2
 
 
 def test_which_runs_train_side_by_side_on_a_gpu():
