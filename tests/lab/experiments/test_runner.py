@@ -210,6 +210,15 @@ def test_a_packed_run_keeps_what_was_measured_of_it_elsewhere(tiny):
     pack.write_text("\n".join([first, *others]) + "\n")
 
 
+def test_a_torn_pack_is_named_and_stays(tiny, tmp_path):
+    folder, asked, _, _ = tiny
+    (tmp_path / "torn.jsonl").write_text('{"run": "a", "fil')
+    done = reproduce(folder, *asked[:-1], str(tmp_path / "torn.jsonl"))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'torn.jsonl'}: is not a pack of runs, or is damaged" in done.stderr
+    assert (tmp_path / "torn.jsonl").read_text() == '{"run": "a", "fil'
+
+
 def test_a_folder_of_results_that_is_not_there_is_named(tmp_path):
     failed = reproduce(tmp_path, "table1", "--results", "nowhere")
     assert failed.returncode == 1
