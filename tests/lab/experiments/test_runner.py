@@ -57,6 +57,23 @@ def test_runs_measurements_and_lines(tmp_path, jobs):
     assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
 
 
+@pytest.mark.parametrize("kept", ["checkpoint.pt", "nothing to go on from"])
+def test_a_run_whose_weights_were_removed_is_trained_again_on_request(tmp_path, kept):
+    config = digits(epochs=1)
+    go_on(tmp_path, experiment(config))
+    before, folder = load_run(folder_of(tmp_path, config)), folder_of(tmp_path, config)
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*.pt")):
+        if file.name != kept:
+            file.unlink()
+    also = Measuring("sensitivity", "test", NOISE.settings)
+    what = Experiment("more", "", (Row("", config, measurements=(NOISE, also)),))
+    tasks = plan([what], (0,), Records.read([tmp_path]), Speeds(), retrain=True).tasks
+    (outcome,) = run_queue(tasks, Place(tmp_path, device="cpu", threads=1), say=lambda line: None)
+    assert outcome.state == "done", outcome.message
+    assert also.name in Records.read([tmp_path]).of(config).measured
+    assert load_run(folder).record.last.test_loss == before.record.last.test_loss
+
+
 class Deadly:
     """Ends the process that unpickles it."""
 
@@ -67,7 +84,9 @@ class Deadly:
 def test_workers_that_die_before_they_read_their_task_are_failures(tmp_path):
     tasks = plan([experiment(digits(), digits(seed=1))], (0, 1), Records.read([tmp_path]), Speeds()).tasks
     outcomes = run_queue(tasks, Place(tmp_path, device="cpu", threads=Deadly()), jobs=2, say=lambda line: None)
-    assert [(outcome.state, "ended without a word" in outcome.message) for outcome in outcomes] == [("failed", True)] * 2
+    assert [(outcome.state, "ended without a word" in outcome.message) for outcome in outcomes] == [
+        ("failed", True)
+    ] * 2
 
 
 def test_which_runs_train_side_by_side_on_a_gpu():
