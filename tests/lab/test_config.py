@@ -51,6 +51,7 @@ def test_hash_of_an_old_run_survives_a_new_setting():
         ({"denoise": 1}, "denoise=1: expected true or false"),
         ({"milestones": "3,x"}, "milestones='3,x': expected whole numbers"),
         ({"draws": "two"}, "expected one, ghost, or a number"),
+        ({"draws": "²"}, "expected one, ghost, or a number"),
         ({"draws": 0}, "at least 1"),
         ({"draws": 3, "antithetic": True}, "an even number"),
         ({"draws": "ghost", "ghost_by": "layer"}, "ghost_by='loop' is needed"),
@@ -134,3 +135,8 @@ def test_what_makes_a_rival_is_the_same_in_every_preset(preset):
     assert of("swa")[0] == of("ema", strength=1)[0] == 0
     assert of("lpfsgd") == (0.2, "gaussian", "filter", "cosine")
     assert of("lpfsgd", strength_schedule="linear", strength=0.1) == (0.1, "gaussian", "filter", "linear")
+
+
+@pytest.mark.parametrize(("one", "other"), [("1", "one"), ("04", 4)])
+def test_a_number_of_draws_is_one_run_however_it_is_written(one, other):
+    assert resolve(draws=one).hash == resolve(draws=other).hash

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from smoothout import SmoothOut
 from smoothout.lab.config import resolve
 from smoothout.lab.methods import METHODS, Plain, Smoothed
-from smoothout.lab.train.ghost_step import Batch, GhostStep, ghost_sizes
+from smoothout.lab.models import ghost_sizes
+from smoothout.lab.train.ghost_step import Batch, GhostStep
 from smoothout.lab.train.loop import METHODS as METHODS_OF_THE_LOOP
 
 
@@ -45,6 +46,9 @@ def weights(model):
         (848, 2048, [53] * 16),  # the short last batch of 50,000
         (100, 100, [100]),
         (17, 2048, [2] * 7 + [3]),  # a ghost of one image has no statistics
+        (16, 2048, [2] * 8),
+        (5, 2048, [2, 3]),
+        (3, 2048, [3]),
         (1, 2048, [1]),
     ],
 )

@@ -34,24 +34,47 @@ def test_there_and_back(run, tmp_path):
         after.weights()
 
 
-def test_no_absolute_place_is_kept(run, tmp_path):
+@pytest.mark.parametrize(
+    "places",
+    [
+        "--out /somewhere/of/mine/run --data-root /somewhere/else",
+        "--out=/somewhere/of/mine/run --data-root=/somewhere/else",
+        "--out '/somewhere/of mine/run' '--data-root=/somewhere/else, or there'",
+    ],
+)
+def test_no_absolute_place_is_kept(run, tmp_path, places):
     result = json.loads((run / "result.json").read_text())
-    command = "smoothout train --out /somewhere/of/mine/run --data-root /somewhere/else --epochs 2"
-    result["provenance"]["command"] = command
+    result["provenance"]["command"] = f"smoothout train {places} --epochs 2"
     (run / "result.json").write_text(json.dumps(result))
     text = packs.pack([run], tmp_path / "runs")
     assert "/somewhere" not in text
     assert "smoothout train --out mlp/seed-0 --data-root DATA-ROOT --epochs 2" in text
 
 
-def test_a_damaged_pack_is_named(tmp_path):
+EMPTY = {"run": "a", "metrics": {}, "files": {}}
+
+
+@pytest.mark.parametrize(
+    "line", ['{"run": "a"}', '{"run": "a", "me', "null", "3", json.dumps({**EMPTY, "metrics": {"a": [1, 2], "b": [1]}})]
+)
+def test_a_damaged_pack_is_named(tmp_path, line):
     pack = tmp_path / "pack.jsonl"
-    pack.write_text('{"run": "a"}\n')
-    with pytest.raises(RunError, match=r"line 1: is not a packed run"):
+    pack.write_text(f"{json.dumps(EMPTY)}\n{line}\n")
+    with pytest.raises(RunError, match=r"pack\.jsonl, line 2: is not a packed run"):
         packs.unpack(pack, tmp_path)
-    pack.write_text(json.dumps({"run": "../a", "metrics": {}, "files": {}}) + "\n")
+
+
+def test_a_pack_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "pack.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunError, match=r"pack\.jsonl: is not a pack of runs"):
+        packs.unpack(tmp_path / "pack.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("outside", [{"run": "../a"}, {"files": {"../../a.json": 1}}, {"files": {"/tmp/a.json": 1}}])
+def test_a_pack_writes_nothing_outside_its_folder(tmp_path, outside):
+    (tmp_path / "pack.jsonl").write_text(json.dumps({**EMPTY, **outside}) + "\n")
     with pytest.raises(RunError, match=r"leaves the folder"):
-        packs.unpack(pack, tmp_path)
+        packs.unpack(tmp_path / "pack.jsonl", tmp_path / "into")
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "metrics.jsonl", "measurements/sensitivity-train.json"])

@@ -223,6 +223,25 @@ def test_a_second_process_is_kept_out_until_the_first_is_gone(tmp_path):
         assert folder.path == tmp_path
 
 
+OTHER_PROCESS = """
+import fcntl, sys
+fcntl.lockf(open(sys.argv[1], "a+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+
+
+def test_a_refusal_in_the_same_process_leaves_the_lock_in_place(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with open_folder(tmp_path / "run", CONFIG):
+        for name in ("run", "link"):
+            with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+                with open_folder(tmp_path / name, CONFIG):
+                    pass
+        command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path / "run" / "lock")]
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert "BlockingIOError" in other.stderr
+
+
 def test_finished_runs_are_recognised_without_a_lock(tmp_path):
     assert finished(tmp_path, CONFIG) is None
     with open_folder(tmp_path, CONFIG) as folder:

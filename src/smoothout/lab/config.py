@@ -94,15 +94,16 @@ class Config:
     def __post_init__(self) -> None:
         for each in fields(self):
             object.__setattr__(self, each.name, _converted(each, _types()[each.name], getattr(self, each.name)))
-        if self.draws == "1":
-            object.__setattr__(self, "draws", "one")  # one run, one hash
+        if self.draws.isdecimal():
+            number = int(self.draws)
+            object.__setattr__(self, "draws", "one" if number == 1 else str(number))  # one run, one hash
         _check_numbers(self)
         _check_together(self)
 
     @property
     def draws_number(self) -> int | None:
         """Draws a step where it is a number ("one" is 1); None where every ghost batch has its own."""
-        return {"one": 1, "ghost": None}[self.draws] if not self.draws.isdigit() else int(self.draws)
+        return {"one": 1, "ghost": None}[self.draws] if not self.draws.isdecimal() else int(self.draws)
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, as JSON takes it."""
@@ -310,7 +311,7 @@ def _check_scale(method: str, noise: str, scale: str) -> None:
 
 def _check_together(config: Config) -> None:
     """Settings that are right one by one and wrong together."""
-    if not config.draws.isdigit() and config.draws not in ("one", "ghost"):
+    if not config.draws.isdecimal() and config.draws not in ("one", "ghost"):
         raise ConfigError(f"draws={config.draws!r}: expected one, ghost, or a number such as 4")
     number = config.draws_number
     if number == 0 or (config.antithetic and number is not None and number % 2):

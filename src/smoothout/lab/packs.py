@@ -14,8 +14,9 @@ from smoothout.lab.runs import CONFIG, METRICS, PROVENANCE, RESULT
 
 FAILED = "failed.json"  # why a run that diverged has no result
 ONE_VALUE = (CONFIG, RESULT, PROVENANCE, FAILED)
-_ABSOLUTE_OUT = re.compile(r"--out /[^ \"]+")  # a place on somebody's machine: not for keeping
-_OTHER_PLACE = re.compile(r"--(data-root|pack|results|imagenet) /[^ \"]+")
+_NAMING_PLACES = "out|data-root|pack|results|imagenet|config"
+# A place on somebody's machine, as a shell is told of it: not for keeping.
+_PLACE = re.compile(rf"'--({_NAMING_PLACES})=/[^']*'|--({_NAMING_PLACES})[ =](?:'/[^']*'|/[^ \"]+)")
 
 
 def pack(runs: Iterable[Path], root: Path) -> str:
@@ -31,9 +32,18 @@ def pack(runs: Iterable[Path], root: Path) -> str:
             files[f"{measurements.FOLDER}/{path.name}"] = _json(path)
         name = str(run.relative_to(root))
         line = json.dumps({"run": name, "metrics": columns, "files": files}, separators=(",", ":"))
-        line = _OTHER_PLACE.sub(lambda place: f"--{place[1]} {place[1].upper()}", line)
-        lines.append(_ABSOLUTE_OUT.sub(f"--out {name}", line))
+        lines.append(_without_places(line, name))
     return "\n".join(lines) + "\n"
+
+
+def _without_places(line: str, run: str) -> str:
+    """Packed, with the name of the run where a command named its folder, and other options' values by their names."""
+
+    def named(place: re.Match[str]) -> str:
+        option = place[1] or place[2]
+        return f"--{option} {json.dumps(run)[1:-1] if option == 'out' else option.upper()}"
+
+    return _PLACE.sub(named, line)
 
 
 def _json(file: Path) -> Any:
@@ -44,19 +54,23 @@ def _json(file: Path) -> Any:
 def unpack(file: Path, folder: Path) -> list[Path]:
     """Make the run folders of a pack again, below `folder`; gives their paths."""
     made = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    with read_as("a pack of runs", file):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             packed = json.loads(line)
-            run, columns, files = Path(packed["run"]), packed["metrics"], packed["files"]
-        except (ValueError, KeyError) as error:
+            run, columns, files = Path(packed["run"]), dict(packed["metrics"]), dict(packed["files"])
+            rows = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+        except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file}, line {number}: is not a packed run ({error!r})") from error
-        if run.is_absolute() or ".." in run.parts:
-            raise RunError(f"{file}, line {number}: the run's name {str(run)!r} leaves the folder")
+        for path in (run, *map(Path, files)):
+            if path.is_absolute() or ".." in path.parts:
+                raise RunError(f"{file}, line {number}: the name {str(path)!r} leaves the folder")
         for name, value in files.items():
             target = folder / run / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(value, indent=1))
-        rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+        (folder / run).mkdir(parents=True, exist_ok=True)
         (folder / run / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
         made.append(folder / run)
     return made

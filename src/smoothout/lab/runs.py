@@ -305,11 +305,16 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(path)
+        here = path.resolve()  # by whatever name it is called
+        if here in _held:
+            # Before the file is opened: a process that closes a file loses its record locks on it.
+            raise RunError(f"{path}: is in use by process {os.getpid()}. Wait for it, or choose another --out.")
         stream = (path / LOCK).open("a+")
     except OSError as error:
         raise RunError(f"{path}: cannot be used as a run folder ({error.strerror})") from error
     with stream:
         _lock(path, stream)
+        _held.add(here)
         try:
             there = _read_config(path)
             if there is not None and there != config:
@@ -319,7 +324,7 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
                 leftover.unlink()
             yield RunFolder(path)
         finally:
-            _held.discard(path)
+            _held.discard(here)
 
 
 def finished(path: Path, config: Config) -> Record | None:
@@ -333,14 +338,11 @@ def finished(path: Path, config: Config) -> Record | None:
 def _lock(path: Path, stream: Any) -> None:
     # A record lock, unlike flock's, is not inherited by worker processes, which may outlive a process that is killed.
     try:
-        if path in _held:
-            raise BlockingIOError
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         stream.seek(0)
         holder = stream.read().strip() or "another process"
         raise RunError(f"{path}: is in use by {holder}. Wait for it, or choose another --out.") from error
-    _held.add(path)
     try:
         stream.truncate(0)
         stream.write(f"process {os.getpid()}\n")

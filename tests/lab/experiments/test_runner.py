@@ -1,6 +1,7 @@
 """The queue at work: in this process, in workers, stopped by the clock, and by the real command."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,6 +55,38 @@ def test_runs_measurements_and_lines(tmp_path, jobs):
     assert line.accuracies[0] == pytest.approx(start.run.record.last.test_accuracy)
     assert line.accuracies[-1] == pytest.approx(end.run.record.last.test_accuracy)
     assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
+
+
+@pytest.mark.parametrize("kept", ["checkpoint.pt", "nothing to go on from"])
+def test_a_run_whose_weights_were_removed_is_trained_again_on_request(tmp_path, kept):
+    config = digits(epochs=1)
+    go_on(tmp_path, experiment(config))
+    before, folder = load_run(folder_of(tmp_path, config)), folder_of(tmp_path, config)
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*.pt")):
+        if file.name != kept:
+            file.unlink()
+    also = Measuring("sensitivity", "test", NOISE.settings)
+    what = Experiment("more", "", (Row("", config, measurements=(NOISE, also)),))
+    tasks = plan([what], (0,), Records.read([tmp_path]), Speeds(), retrain=True).tasks
+    (outcome,) = run_queue(tasks, Place(tmp_path, device="cpu", threads=1), say=lambda line: None)
+    assert outcome.state == "done", outcome.message
+    assert also.name in Records.read([tmp_path]).of(config).measured
+    assert load_run(folder).record.last.test_loss == before.record.last.test_loss
+
+
+class Deadly:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_workers_that_die_before_they_read_their_task_are_failures(tmp_path):
+    tasks = plan([experiment(digits(), digits(seed=1))], (0, 1), Records.read([tmp_path]), Speeds()).tasks
+    outcomes = run_queue(tasks, Place(tmp_path, device="cpu", threads=Deadly()), jobs=2, say=lambda line: None)
+    assert [(outcome.state, "ended without a word" in outcome.message) for outcome in outcomes] == [
+        ("failed", True)
+    ] * 2
 
 
 def test_which_runs_train_side_by_side_on_a_gpu():
@@ -194,6 +227,15 @@ def test_a_packed_run_keeps_what_was_measured_of_it_elsewhere(tiny):
     assert reproduce(folder, *asked).returncode == 0
     assert [line for line in pack.read_text().splitlines() if "landscape-train" in line] == [json.dumps(richer)]
     pack.write_text("\n".join([first, *others]) + "\n")
+
+
+def test_a_torn_pack_is_named_and_stays(tiny, tmp_path):
+    folder, asked, _, _ = tiny
+    (tmp_path / "torn.jsonl").write_text('{"run": "a", "fil')
+    done = reproduce(folder, *asked[:-1], str(tmp_path / "torn.jsonl"))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'torn.jsonl'}: is not a pack of runs, or is damaged" in done.stderr
+    assert (tmp_path / "torn.jsonl").read_text() == '{"run": "a", "fil'
 
 
 def test_a_folder_of_results_that_is_not_there_is_named(tmp_path):

@@ -153,7 +153,16 @@ def test_refusals():
     with pytest.raises(TypeError, match="1 is a SyncBatchNorm"):
         with_ghost_norm(nn.Sequential(nn.BatchNorm2d(3), nn.SyncBatchNorm(3)), chunks=2)
     with pytest.raises(ValueError, match="more than 1 value"):
-        GhostBatchNorm1d(3, chunks=4)(torch.randn(4, 3))
+        GhostBatchNorm1d(3, chunks=4)(torch.randn(1, 3))
+
+
+@pytest.mark.parametrize(("images", "pairs"), [(4, [2, 2]), (5, [2, 3]), (9, [2, 2, 2, 3])])
+def test_no_chunk_is_a_single_image(images, pairs):
+    plain, ghost = pair(nn.BatchNorm1d)
+    x = torch.randn(images, 6, dtype=torch.float64)
+    by_layer = with_ghost_norm(ghost, chunks=5)(x)
+    torch.testing.assert_close(by_layer, torch.cat([plain(part) for part in x.split(pairs)]))
+    torch.testing.assert_close(list(ghost.buffers()), list(plain.buffers()))
 
 
 @pytest.mark.gpu

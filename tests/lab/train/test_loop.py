@@ -1,13 +1,14 @@
 """Training in this process: metrics, interruption at every step, several seeds, loss that is not finite."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from sameness import assert_same_run, without_times
 
-from smoothout.lab.config import resolve
+from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.data import load
 from smoothout.lab.runs import RunError, load_run
 from smoothout.lab.train.build import build_model, judging_batches, load_dataset, training_batches
@@ -198,12 +199,35 @@ def test_ghosts_by_loop_and_by_layer_train_alike(tmp_path):
         assert loop.test_loss == pytest.approx(layer.test_loss, rel=1e-3)  # running statistics too
 
 
+@pytest.mark.parametrize("rest", [2, 7, 13])  # images in the last batch, which is cut as the full one is, into twelve
+def test_a_last_batch_of_few_images_has_no_ghost_of_one(tmp_path, rest):
+    runs = []
+    for way in ("loop", "layer"):
+        settings = {"model": "f1", "batch_size": 400 - rest, "ghost_batch_size": 32, "ghost_by": way, "epochs": 1}
+        runs.append(train(small(method="plain", lr=0.01, **settings), tmp_path / way, QUIET))
+    assert runs[0].last.updates == 2
+    assert runs[0].last.train_loss == pytest.approx(runs[1].last.train_loss, rel=1e-4)
+
+
 def test_a_last_batch_of_one_image_is_left_out():
     dataset = load("digits")
     sizes = {rest: 1437 - rest for rest in (1, 2)}
     for rest, size in sizes.items():
         batches = training_batches(resolve(batch_size=size), dataset, torch.device("cpu"))
         assert len(batches) == (1 if rest == 1 else 2)
+
+
+def test_training_images_have_the_size_at_which_a_network_is_judged(tmp_path):
+    """ResNet18's regime cuts 224 × 224, for ImageNet."""
+    with pytest.raises(ConfigError, match=r"of 224 × 224, while digits is judged at 8 × 8: choose --augment none or"):
+        train(small(model="resnet18"), tmp_path / "run", QUIET)
+    train(small(model="resnet18", augment="none", epochs=1, hold_out=1437 - 20), tmp_path / "run", QUIET)
+
+
+def test_images_larger_in_memory_than_they_are_judged_are_cut():
+    dataset = replace(load("digits"), image_shape=(1, 4, 4))
+    with pytest.raises(ConfigError, match=r"of 8 × 8, while digits is judged at 4 × 4"):
+        training_batches(small(augment="pad-crop-flip"), dataset, torch.device("cpu"))
 
 
 def test_a_batch_larger_than_the_data_is_the_data():

@@ -10,6 +10,7 @@ from command_line import run, start
 from smoothout.lab.config import resolve
 from smoothout.lab.runs import RunError, load_run
 from smoothout.lab.train.start import Options, train
+from smoothout.lab.train.stop import Interrupted
 
 # Without BatchNorm, with short last batches that divide unevenly; and with BatchNorm on ghosts of a rank's size.
 CASES = {
@@ -60,3 +61,14 @@ def test_two_processes_train_to_the_loss_curve_of_one(tmp_path, case):
     (tmp_path / "two" / "result.json").unlink()
     with pytest.raises(RunError, match="was written by 2 processes, here are 1"):
         train(config, tmp_path / "two", Options(device="cpu", quiet=True))
+
+
+def test_what_stops_the_first_process_stops_the_other_in_one_message(tmp_path):
+    settings = {"model": "mlp", "method": "plain", "batch_size": 500, "epochs": 2}
+    with pytest.raises(Interrupted):
+        train(resolve(**settings), tmp_path, Options(device="cpu", quiet=True, minutes=0))
+    code, _, error = run_two_ranks("train", *flags(settings), "--device=cpu", "--out", tmp_path)
+    assert code == 1
+    assert error.splitlines() == [
+        f"error: {tmp_path / 'checkpoint.pt'}: was written by 1 processes, here are 2: go on with as many"
+    ]

@@ -28,6 +28,7 @@ from smoothout.lab.experiments.runner import run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
 from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
+from smoothout.lab.files import read_as
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report.digest import digest as digest_of
 from smoothout.lab.runs import CONFIG, write_atomically
@@ -242,10 +243,11 @@ def _pack(out: Path, pack: Path) -> bool:
     there = pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []
     new = packs.pack(sorted(ended.values()), out.resolve()).splitlines()
     lines: dict[str, str] = {}
-    for line in (*there, *new):
-        key = json.loads(line)["files"][CONFIG]["hash"]
-        if key not in lines or _files_in(line) >= _files_in(lines[key]):
-            lines[key] = line
+    with read_as("a pack of runs", pack):
+        for line in (*there, *new):
+            key = json.loads(line)["files"][CONFIG]["hash"]
+            if key not in lines or _files_in(line) >= _files_in(lines[key]):
+                lines[key] = line
     pack.resolve().parent.mkdir(parents=True, exist_ok=True)
     write_atomically(pack.resolve(), "".join(f"{line}\n" for line in lines.values()).encode())
     return True

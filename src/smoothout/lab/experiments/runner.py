@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
@@ -117,8 +118,9 @@ class _Workers:
                 except IndexError:
                     break  # lines wait for runs that others are at
                 connection = idle.pop()
-                connection.send(task)
                 busy[connection] = task
+                with suppress(OSError):  # of a worker that is gone, which what it answers says
+                    connection.send(task)
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 outcome, is_alive = _received(ready, busy.pop(ready))
@@ -133,7 +135,7 @@ def _received(connection: Connection, task: Task) -> tuple[Outcome, bool]:
     """A worker's answer, and whether the worker is still there."""
     try:
         return connection.recv(), True
-    except EOFError:
+    except (EOFError, OSError):  # the latter of one that ended before it had read the task
         return Outcome(task, "failed", "its process ended without a word (killed, or out of memory)"), False
 
 

@@ -18,7 +18,7 @@ from smoothout.lab.experiments.queue import Task, folder_of
 from smoothout.lab.experiments.records import FAILED
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Measuring
-from smoothout.lab.runs import RunError, write_atomically
+from smoothout.lab.runs import LAST_WEIGHTS, RESULT, RunError, write_atomically
 from smoothout.lab.train.loop import Diverged
 from smoothout.lab.train.start import Options, attempt, summary, train
 from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
@@ -83,6 +83,8 @@ def carry_out(task: Task, place: Place) -> Outcome:
 
 def carry_out_together(tasks: Sequence[Task], place: Place) -> list[Outcome]:
     """Train several runs side by side on one GPU, then measure one after another."""
+    for task in tasks:
+        _begin_again_without_weights(task, place)
     try:
         ended = attempt([task.config for task in tasks], lambda config: folder_of(place.out, config), _options(place))
     except EXPECTED as error:
@@ -116,6 +118,7 @@ def _options(place: Place) -> Options:
 
 def _run(task: Task, place: Place) -> Outcome:
     folder = folder_of(place.out, task.config)
+    _begin_again_without_weights(task, place)
     record = train(task.config, folder, _options(place))
     there = measurements.load_all(folder)
     loaded: dict[int | None, Trained] = {}  # by the images it is measured on
@@ -131,6 +134,13 @@ def _run(task: Task, place: Place) -> Outcome:
         trained = loaded[wanted.images]
         measurements.save(folder, measurements.take(wanted.kind, trained, wanted.split, **dict(wanted.settings)))
     return Outcome(task, "done", summary(record))
+
+
+def _begin_again_without_weights(task: Task, place: Place) -> None:
+    """A record whose weights were removed would say that there is nothing to train."""
+    folder = folder_of(place.out, task.config)
+    if task.trains and not (folder / LAST_WEIGHTS).exists():
+        (folder / RESULT).unlink(missing_ok=True)
 
 
 def _has_time(task: Task, wanted: Measuring, place: Place) -> bool:

@@ -1,6 +1,6 @@
 """The networks of the paper, ghost batch normalisation, and a registry."""
 
-from .ghost_norm import GhostBatchNorm1d, GhostBatchNorm2d, chunk_count, chunk_sizes, with_ghost_norm
+from .ghost_norm import GhostBatchNorm1d, GhostBatchNorm2d, chunk_count, chunk_sizes, ghost_sizes, with_ghost_norm
 from .registry import MODELS, build, default_model
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "chunk_count",
     "chunk_sizes",
     "default_model",
+    "ghost_sizes",
     "with_ghost_norm",
 ]

@@ -3,7 +3,8 @@
 The authors' rule: a batch of B with ghosts of G is cut by `torch.chunk` into B // G chunks, and the number of chunks,
 taken from the full batch, stays the same for the short last batch of an epoch. `torch.chunk` makes chunks of
 ⌈b / chunks⌉ and a smaller last one, so with G = 128 the chunks have 128 at B = 2048 (16 of them), 129 at B = 5000 (39,
-the last of 98), 131 at B = 6000 (46, the last of 105), and 53 in the last 848 of 50,000 images at B = 2048.
+the last of 98), 131 at B = 6000 (46, the last of 105), and 53 in the last 848 of 50,000 images at B = 2048. One image
+has no statistics, so no chunk has less than two, where their rule would make such chunks of a very short last batch.
 
 Running statistics are those that the chunks, sent one after the other through ordinary BatchNorm, would leave: with
 momentum m and a chunk's mean or unbiased variance sⱼ, r ← (1 − m)·r + m·sⱼ for j = 1 … k, which is
@@ -31,6 +32,17 @@ def chunk_sizes(images: int, chunks: int) -> list[int]:
     size = -(-images // chunks)
     whole, rest = divmod(images, size)
     return [size] * whole + ([rest] if rest else [])
+
+
+def ghost_sizes(images: int, chunks: int) -> list[int]:
+    """Sizes of the ghosts of a batch: those of `chunk_sizes`, but none of a single image, which has no statistics.
+
+    Where the chunks would be single images they are pairs, and a last single one joins the one before.
+    """
+    sizes = chunk_sizes(images, min(chunks, -(-images // 2)))
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
 
 
 class _GhostBatchNorm(_BatchNorm):
@@ -64,7 +76,7 @@ class _GhostBatchNorm(_BatchNorm):
         if not by_batch_statistics:
             return super().forward(input)
         self._check_input_dim(input)
-        sizes = chunk_sizes(len(input), self.chunks)
+        sizes = ghost_sizes(len(input), self.chunks)
         equal = sum(size == sizes[0] for size in sizes)
         head, means, variances = self._normalised(input[: equal * sizes[0]], equal)
         parts = [head]

@@ -12,7 +12,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from smoothout.lab import models
 from smoothout.lab.config import Config, ConfigError
-from smoothout.lab.data import Batches, Dataset, hold_out, load
+from smoothout.lab.data import AUGMENTATIONS, Batches, Dataset, hold_out, load
+from smoothout.lab.data.augment import BoxAugmentation
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.models import chunk_count, with_ghost_norm
 from smoothout.lab.train.processes import OneProcess, Processes
@@ -93,6 +94,7 @@ def training_batches(
     rest = len(dataset.train) % config.batch_size
     # Images of several sizes must be cut to one in any case.
     augment = dataset.evaluate if config.augment == "none" else config.augment
+    _check_size(augment, dataset)
     return Batches(
         dataset.train,
         min(config.batch_size, len(dataset.train)),
@@ -106,6 +108,23 @@ def training_batches(
         channels_last=config.channels_last,
         workers=workers,
     )
+
+
+def _check_size(augment: str, dataset: Dataset) -> None:
+    """Refuse to train on images of another size than is judged: a regime's augmentation may be for other data."""
+    if not isinstance(dataset.train, Split):
+        return  # files can only be cut, and Batches sees to that
+    judged, as_they_are = tuple(dataset.image_shape[1:]), tuple(dataset.train.images.shape[-2:])
+    made = {
+        name: (how.size, how.size) if isinstance(how, BoxAugmentation) else as_they_are
+        for name, how in AUGMENTATIONS.items()
+    }
+    if made[augment] != judged:
+        fitting = " or ".join(name for name, size in made.items() if size == judged)
+        raise ConfigError(
+            f"augment={augment!r}: it makes training images of {made[augment][0]} × {made[augment][1]}, while "
+            f"{dataset.name} is judged at {judged[0]} × {judged[1]}: choose --augment {fitting}"
+        )
 
 
 def test_batch_size(dataset: Dataset, device: torch.device) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from smoothout.lab.models import chunk_sizes
+from smoothout.lab.models import ghost_sizes
 from smoothout.lab.train.processes import OneProcess, Processes
 
 AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,14 +51,6 @@ def add_up(passes: Iterable[Seen]) -> Seen:
     for each in others:
         loss, correct = loss + each.loss, correct + each.correct
     return Seen(loss, correct)
-
-
-def ghost_sizes(images: int, chunks: int) -> list[int]:
-    """Sizes of the ghosts of a batch. A last one of a single image joins the one before: one has no statistics."""
-    sizes = chunk_sizes(images, chunks)
-    if len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [sizes[-2] + 1]
-    return sizes
 
 
 class GhostStep:

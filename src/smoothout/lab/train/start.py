@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -23,6 +24,7 @@ from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
 from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -150,15 +152,14 @@ def _one_run(
 ) -> Run[Record]:
     label = f"seed {config.seed}: " if together > 1 else ""
     progress = progress_for(processes.rank, options.quiet, label)
-    record = processes.from_first(finished(out, config) if processes.rank == 0 else None)
+    record = _by_first(processes, lambda: finished(out, config))
     if record is not None:
         progress.say(f"{out} is done: {summary(record)}")
         return record
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(out, config, processes))
         dataset = data.of(config)
-        found = checkpoint.read_newest(out, config.hash, processes.world_size) if processes.rank == 0 else None
-        found = processes.from_first(found)
+        found = _by_first(processes, lambda: checkpoint.read_newest(out, config.hash, processes.world_size))
         first_epoch = found.state["position"]["epoch"] + 1 if found else 1
         tracker: Tracker = NoTracker()
         if options.tensorboard and processes.rank == 0:
@@ -198,19 +199,26 @@ def _go_on(trainer: Trainer, found: checkpoint.Found, progress: Progress, out: P
 
 @contextmanager
 def _folder(out: Path, config: Config, processes: Processes) -> Iterator[RunFolder | NoFolder]:
-    """The run folder, opened by the first process; what keeps it from opening stops the others too."""
+    """The run folder, opened by the first process."""
     with ExitStack() as stack:
-        folder: RunFolder | NoFolder = NoFolder()
-        problem = None
-        if processes.rank == 0:
-            try:
-                folder = stack.enter_context(open_folder(out, config))
-            except RunError as error:
-                problem = error
-        problem = processes.from_first(problem)
-        if problem is not None:
-            raise problem
-        yield folder
+        opened: list[RunFolder] = []
+        _by_first(processes, lambda: opened.append(stack.enter_context(open_folder(out, config))))
+        yield opened[0] if opened else NoFolder()
+
+
+def _by_first(processes: Processes, work: Callable[[], T]) -> T | None:
+    """What the first process finds, for all; a RunError of its work is raised in all, so that none waits for it."""
+    found: T | None = None
+    problem: RunError | None = None
+    if processes.rank == 0:
+        try:
+            found = work()
+        except RunError as error:
+            problem = error
+    found, problem = processes.from_first((found, problem))
+    if problem is not None:
+        raise problem
+    return found
 
 
 def summary(record: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,12 +33,17 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError("--tensorboard needs the extra: pip install 'smoothout[tensorboard]'") from error
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_epoch)
+        # Not opened before there is something to write: a folder with event files alone would not pass for a run's.
+        self._open = partial(SummaryWriter, str(folder), purge_step=first_epoch)
+        self._writer: Any = None
 
     def log(self, metrics: EpochMetrics) -> None:
+        if self._writer is None:
+            self._writer = self._open()
         for name, value in asdict(metrics).items():
             if value is not None and name != "epoch":
                 self._writer.add_scalar(name, value, metrics.epoch)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

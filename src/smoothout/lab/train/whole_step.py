@@ -16,8 +16,9 @@ from torch import Tensor
 from smoothout.lab.data import Batches
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.methods import Method, Plain, Smoothed
+from smoothout.lab.models import ghost_sizes
 from smoothout.lab.train.capture import captured, watched
-from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep, ghost_sizes
+from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep
 from smoothout.lab.train.lanes import (
     Flat,
     Lane,
