@@ -180,6 +180,11 @@ class MethodEntry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ignores: tuple[str, ...] = ()
 
+    @property
+    def symbol(self) -> str:
+        """Of the setting `strength`, in tables."""
+        return "a" if self.radius is None else "ρ"
+
 
 def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int) -> SmoothOut:
     """The SmoothOut that a configuration asks for, on this model."""

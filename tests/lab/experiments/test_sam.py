@@ -1,7 +1,8 @@
 """SAM beside our methods: what is compared, and that it waits for its radius."""
 
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
-from smoothout.lab.experiments.choice import CHOSEN, RADII, candidates
+from smoothout.lab.experiments.choice import RADII, candidates
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1
 from smoothout.lab.experiments.vocabulary import Setting
 

@@ -13,6 +13,7 @@ from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure_as_given, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import Group
 
 HELD_OUT = 5000
@@ -63,7 +64,7 @@ def _candidate(
     told = "" if schedule == "constant" else f", {schedule}"
     settings = {"strength": strength, "strength_schedule": schedule, **settings, **length}
     return Row(
-        label(network, batch_size, method, f", {'ρ' if method == 'sam' else 'a'} = {strength:g}{told}{more}"),
+        label(network, batch_size, method, f", {METHODS[method].symbol} = {strength:g}{told}{more}"),
         held_out(setting, network, batch_size, method, **settings),
         versus=held_out(setting, network, batch_size, "plain", **length),
     )

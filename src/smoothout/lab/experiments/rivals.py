@@ -133,5 +133,5 @@ def _row(setting: Setting, batch_size: int, method: str, baseline: Config, epoch
 
 def _in_words(method: str, value: float) -> str:
     name = GRIDS[method][0]
-    symbols = {STRENGTH: "a" if METHODS[method].radius is None else "ρ", "swa_start": "from", "ema_decay": "decay"}
+    symbols = {STRENGTH: METHODS[method].symbol, "swa_start": "from", "ema_decay": "decay"}
     return f"{symbols[name]} {value:g}" if name == "swa_start" else f"{symbols[name]} = {value:g}"

@@ -103,7 +103,7 @@ def _usual_name(group: Group, groups: Sequence[Group]) -> str:
     config = group.config
     several = [name for name in ("dataset", "model", "preset") if len({getattr(g.config, name) for g in groups}) > 1]
     before = "".join(f"{getattr(config, name)}, " for name in several)
-    symbol = "a" if METHODS[config.method].radius is None else "ρ"
+    symbol = METHODS[config.method].symbol
     strength = f", {symbol} = {config.strength:g}" if config.strength else ""
     length = f", {config.epochs} epochs" if len({g.config.epochs for g in groups}) > 1 else ""
     return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}"
