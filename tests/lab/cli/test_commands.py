@@ -250,15 +250,3 @@ def test_without_the_extra_one_sentence_says_so():
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr == "error: the commands need 'typer', which is not installed: pip install 'smoothout[lab]'\n"
-
-
-def test_tensorboard_is_an_extra(smoothout, tmp_path):
-    code, _, error = smoothout("train", *QUICK, "--out", tmp_path / "run", "--quiet", "--tensorboard")
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        assert code == 1
-        assert "pip install 'smoothout[tensorboard]'" in error
-    else:
-        assert code == 0
-        assert list((tmp_path / "run" / "tensorboard").glob("events*"))

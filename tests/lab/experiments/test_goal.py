@@ -65,8 +65,9 @@ def test_only_preset_ours_has_the_goal():
     assert table2.table2(Setting("paper", "paper")).judge is None
 
 
-def test_without_an_effect_it_is_reached_by_few(verdict):
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 0.002, (400, 3))
+def test_without_an_effect_chance_seldom_reaches_it(verdict):
+    """With deviations of a point half a point is easily there: only the interval stands in the way."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (400, 3))
     found = [verdict(list(0.921 + each)).verdict for each in noise]
-    assert found.count("reached") <= 0.025 * len(found)
+    assert np.mean(noise.mean(1) >= 0.005) > 0.15
+    assert 0 < found.count("reached") <= 0.04 * len(found)
