@@ -69,9 +69,9 @@ def microseconds(function: Callable[[], None], repeats: int, rounds: int) -> dic
 def sweep(layer: Layer, direction: str) -> list[Tuning]:
     """What may be chosen."""
     if direction == "weights' gradient":
-        ways = itertools.product((64, 128), (64,), WARPS, (2, 3), PROGRAMS, (False, True))
+        ways = itertools.product((64, 128), (64,), WARPS, (2, 3), PROGRAMS)
     else:
-        ways = itertools.product((64, 128, 256), (16,), WARPS, (2, 3, 4), (0,), (False, True))  # the last one: by rows
+        ways = itertools.product((64, 128, 256), (16,), WARPS, (2, 3, 4))
     return list(itertools.starmap(Tuning, ways))
 
 

@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from smoothout.lab.models.row_conv_kernels import row_weights_kernel, rows_kernel
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -33,7 +31,6 @@ class Tuning:
     warps: int
     stages: int
     programs: int = 0  # of the weights' gradient: into how many its pixels are split, about
-    by_rows: bool = False  # where that can be: whole rows, fetched once for three taps (`row_conv_kernels`)
 
 
 # By channels, up to so many; the last one for all others. See benchmarks/ghost_conv.py.
@@ -44,9 +41,11 @@ IMAGES = {
 }
 WEIGHTS = {
     16: Tuning(pixels=128, depth=64, warps=4, stages=3, programs=512),
-    **dict.fromkeys((32, 64), Tuning(pixels=64, depth=64, warps=4, stages=3, programs=1024)),
+    32: Tuning(pixels=64, depth=64, warps=8, stages=3, programs=512),
+    64: Tuning(pixels=64, depth=64, warps=4, stages=2, programs=512),
 }
-MOST_CHANNELS_OF_THREE_ROWS = 32  # of taps at once, in a weights' gradient by rows: its sums are held in registers
+# Of `row_weights_kernel`, at all and with three rows of taps at once: its sums are held in registers.
+MOST_CHANNELS_BY_ROWS, MOST_CHANNELS_OF_THREE_ROWS = 64, 32
 SUMMED_AT_ONCE, BLOCK_OF_SUMS = 16, 128  # splits of the weights' gradient, and elements of it
 
 
@@ -176,6 +175,49 @@ def weights_kernel(
     tl.store(partials + place, total, (k < KERNEL * KERNEL * CHANNELS) & (output < OUTPUTS))
 
 
+@triton.jit(do_not_specialize=["pixels"])
+def row_weights_kernel(
+    images, upstream, partials, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
+    PIXELS: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """The same for 3 × 3 kernels and as large results: TAPS rows of taps × channels × outputs at once.
+
+    An image's pixel meets the gradients of its neighbours: the gradients are fetched for each column of taps, the
+    images for each row, where `weights_kernel` fetches the images for each of nine taps through the second-level cache.
+    """
+    ghost = tl.program_id(2)
+    k, output = tl.arange(0, DEPTH)[None, :], tl.arange(0, COLUMNS)[None, :]
+    down, channel = tl.program_id(0) * TAPS + k // CHANNELS, k % CHANNELS
+    left = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    middle = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    right = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    for tile in range(TILES):
+        pixel = (tl.program_id(1) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)[:, None]
+        inside = pixel < pixels
+        pixel += ghost * pixels
+        at = pixel.to(tl.uint32)
+        column, row = at % WIDTH, (at // WIDTH % HEIGHT).to(tl.int32)
+        exists = inside & (k < TAPS * CHANNELS) & ((row + down - 1).to(tl.uint32) < HEIGHT)
+        rows = tl.trans(tl.load(images + (pixel + (down - 1) * WIDTH) * CHANNELS + channel, exists, other=0.0))
+        # The pixel under a kernel's left column is the left neighbour of the kernel's place.
+        place, known = upstream + pixel * OUTPUTS + output, inside & (output < OUTPUTS)
+        gradient = tl.load(place + OUTPUTS, known & (column != WIDTH - 1), other=0.0)
+        left = tl.dot(rows, gradient, left, input_precision=PRECISION)
+        middle = tl.dot(rows, tl.load(place, known, other=0.0), middle, input_precision=PRECISION)
+        gradient = tl.load(place - OUTPUTS, known & (column != 0), other=0.0)
+        right = tl.dot(rows, gradient, right, input_precision=PRECISION)
+    k, output = tl.arange(0, DEPTH)[:, None], tl.arange(0, COLUMNS)[None, :]
+    down, channel = tl.program_id(0) * TAPS + k // CHANNELS, k % CHANNELS
+    of_one = tl.program_id(1) * tl.num_programs(2) + ghost
+    place = partials + ((of_one * OUTPUTS + output) * 9 + down * 3) * CHANNELS + channel
+    exists = (k < TAPS * CHANNELS) & (output < OUTPUTS)
+    tl.store(place, left, exists)
+    tl.store(place + CHANNELS, middle, exists)
+    tl.store(place + 2 * CHANNELS, right, exists)
+
+
 @triton.jit(do_not_specialize=["elements"])
 def sum_kernel(partials, result, elements, SPLITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """Over splits, always in the same order; a group of them is on its way at once."""
@@ -241,20 +283,8 @@ def _images(
     constants = _compiled(tuning, source.shape[1], kernel, result.shape[1], source.dtype)
     grid = (_quotient(pixels, constants["PIXELS"]), ghosts)
     operands = (source, weight, result if added is None else added, result, pixels, weight.stride(0))
-    adds = {"ADDS": added is not None}
-    if tuning.by_rows and _are_whole_rows(source, result, kernel, stride, padding, constants["PIXELS"]):
-        del constants["DEPTH"]
-        _launch(rows_kernel, grid, *operands, *source.shape[1:], result.shape[1], backwards, **constants, **adds)
-        return
     geometry = (*source.shape[1:], *result.shape[1:], kernel, stride, padding, backwards)
-    _launch(images_kernel, grid, *operands, *geometry, **constants, **adds)
-
-
-def _are_whole_rows(source: Tensor, result: Tensor, kernel: int, stride: int, padding: int, pixels: int) -> bool:
-    """Whether `row_conv_kernels` can do it: their tiles are of as many pixels."""
-    channels, width = source.shape[1], source.shape[3]
-    known = (kernel, stride, padding) == (3, 1, 1) and source.shape[2:] == result.shape[2:]
-    return known and channels >= 16 and all(_power_of_two(n) == n for n in (channels, width)) and width <= pixels
+    _launch(images_kernel, grid, *operands, *geometry, **constants, ADDS=added is not None)
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -281,7 +311,9 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     tuning = tuning_for(channels, WEIGHTS)
     constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
-    by_rows = tuning.by_rows and _are_whole_rows(x, upstream, kernel, stride, padding, constants["PIXELS"])
+    by_rows = (
+        (kernel, stride, padding) == (3, 1, 1) and channels >= 16 and max(channels, outputs) <= MOST_CHANNELS_BY_ROWS
+    )
     if by_rows:
         taps = 3 if channels <= MOST_CHANNELS_OF_THREE_ROWS and x.dtype != torch.float32 else 1
         constants |= {"TAPS": taps, "DEPTH": _power_of_two(taps * channels)}
