@@ -130,7 +130,10 @@ def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
 
 
 def _ranks_agree(setting: Setting, records: Records) -> Verdict:
-    """Over the means of configurations: runs that differ in their seed alone are no further evidence of a ranking."""
+    """Over the means of configurations: runs that differ in their seed alone are no further evidence of a ranking.
+
+    Accuracies are those of the runs that were measured.
+    """
     claim = "sharpness, slope under noise and accuracy rank the minima alike"
     points, runs = [], 0
     for row in rows_of(setting, C1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,23 @@ class Found:
 
 
 class Records:
-    """Runs by configuration hash. Of two with the same hash one counts: with weights, else with more measurements."""
+    """Runs by configuration hash.
+
+    A seed may have been trained again, to be measured, and on a GPU comes out otherwise. One of its runs counts: that
+    with weights, else with most measurements. In a group its epochs are those of the training that began first: no
+    later one changes an accuracy.
+    """
 
     def __init__(self, runs: Iterable[Found]) -> None:
         self._by_hash: dict[str, Found] = {}
+        self._first: dict[str, tuple[str, Run]] = {}  # with its start
         self._seeds: dict[str, list[Found]] = defaultdict(list)
         for found in runs:
-            there = self._by_hash.get(found.run.config.hash)
-            if there is None or _worth(found) > _worth(there):
-                self._by_hash[found.run.config.hash] = found
+            key, record = found.run.config.hash, found.run.record
+            if key not in self._by_hash or _worth(found) > _worth(self._by_hash[key]):
+                self._by_hash[key] = found
+            if record is not None and (key not in self._first or record.provenance.started < self._first[key][0]):
+                self._first[key] = record.provenance.started, found.run
         for found in self._by_hash.values():
             self._seeds[found.run.config.with_seed(0).hash].append(found)
 
@@ -86,8 +94,12 @@ class Records:
 
     def group(self, config: Config) -> Group | None:
         """The finished runs of a configuration, seed apart; None if there are none."""
-        runs = [found.run for found in self.seeds_of(config) if found.run.record is not None]
+        runs = [self._as_first_trained(found.run) for found in self.seeds_of(config) if found.run.record is not None]
         return Group(config.with_seed(0), tuple(runs)) if runs else None
+
+    def _as_first_trained(self, run: Run) -> Run:
+        _, first = self._first[run.config.hash]
+        return replace(run, metrics=first.metrics, record=first.record)
 
     def diverged(self, *configs: Config) -> int:
         """How many runs of these configurations, seed apart, ended without a result."""

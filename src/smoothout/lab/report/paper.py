@@ -29,8 +29,8 @@ HEADER = (
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
-    "title says otherwise. Of a seed that was trained more than once the run with more measurements counts, the first "
-    "of equals, whatever its accuracy; the others stay in the records.",
+    "title says otherwise. Of a seed that was trained more than once, to be measured, accuracy is that of the first "
+    "training and the measurements are those of the run with most of them; the others stay in the records.",
     "¹ The best epoch is chosen on the test set itself: it flatters every method, some more than others.",
     "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one. The paper's are of the "
     "best epoch, as its code reports them.",

@@ -36,7 +36,7 @@ LANES = 8
 # None: on CUDA in half precision; in fp32 cuDNN is faster.
 STACKED: bool | None = None
 # Passes for all ghosts together, and streams that they take in turn: while one pass waits for memory, the other
-# computes. One pass takes 1.04 times as long (benchmarks/epoch_time.py), four on two streams 1.10 times, eight on four 1.13 times.
+# computes. One pass takes 1.04 times as long, four on two streams 1.10 times, eight on four 1.13 times.
 STACKS, STACK_STREAMS = 2, 2
 REHEARSALS = 2  # before a capture: one for what is done lazily, one that is watched for waits on the device
 
