@@ -25,8 +25,7 @@ IMAGENET: tuple[tuple[Network, int, dict[str, float]], ...] = (
     (RESNET18, 90, {"plain": 66.75, "adasmoothout": 67.11}),
 )
 SMALL_BATCH_ALEXNET = 56.15
-PLUMBING = "plumbing: ten classes of imagenette, a third of the epochs, no accuracy is claimed"
-PLUMBING_TAKES = 3
+PLUMBING = "plumbing: ten classes of imagenette, no accuracy is claimed"
 
 
 def resnet44(setting: Setting, method: str, **settings: Any) -> Config:
@@ -52,16 +51,14 @@ def cifar_rows(setting: Setting) -> tuple[Row, ...]:
 def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
     rows = []
     note = "" if setting.imagenet else PLUMBING
-    shorter = PLUMBING_TAKES if note else 1
-    for network, paper_epochs, accuracies in IMAGENET:
-        epochs = paper_epochs // shorter
+    for network, epochs, accuracies in IMAGENET:
         baseline = configure(setting, network, network.large, "plain", epochs=epochs)
         for method, accuracy in accuracies.items():
             config = configure(setting, network, network.large, method, epochs=epochs)
             text = label(network, config.batch_size, method, f", {epochs} epochs, sqrt")
             versus = None if method == "plain" else baseline
             rows.append(Row(text, config, None if note else accuracy, versus=versus, note=note))
-    epochs = IMAGENET[0][1] // shorter
+    epochs = IMAGENET[0][1]
     small = configure(setting, ALEXNET, ALEXNET.small, "plain", epochs=epochs)
     text = label(ALEXNET, small.batch_size, "plain", f", {epochs} epochs, sqrt")
     return (*rows, Row(text, small, None if note else SMALL_BATCH_ALEXNET, note=note))
