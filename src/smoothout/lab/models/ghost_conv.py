@@ -32,7 +32,7 @@ def ghost_conv(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> 
 
 def ghost_conv_and_around(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> tuple[Tensor, Tensor]:
     """The same, and x again for a path around it: where their gradients meet, the convolution's kernel adds them."""
-    if on_a_device_for_kernels(x) and not why_no_kernels(weight) and _can(x, weight) and kernels(x.device) is not None:
+    if on_a_device_for_kernels(x) and can_convolve(x, weight) and kernels(x.device) is not None:
         return _GhostConv.apply(x.contiguous(memory_format=torch.channels_last), weight, stride, padding)
     parts = zip(x.chunk(len(weight)), weight.unbind())
     return torch.cat([F.conv2d(part, own, stride=stride, padding=padding) for part, own in parts]), x
@@ -50,10 +50,12 @@ def why_no_kernels(weight: Tensor) -> str:
     return "" if weight.dtype in _DTYPES else f"weights in {weight.dtype}"
 
 
-def _can(x: Tensor, weight: Tensor) -> bool:
+def can_convolve(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels are made for such."""
     outputs = len(x) * max(x.shape[1], weight.shape[1]) * x.shape[2] * x.shape[3]
     return (
-        x.dtype == weight.dtype
+        not why_no_kernels(weight)
+        and x.dtype == weight.dtype
         and x.device == weight.device
         and len(x) % len(weight) == 0
         and 0 < outputs < 2**31  # offsets have 32 bits; padding is less than the kernel

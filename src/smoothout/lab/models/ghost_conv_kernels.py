@@ -114,16 +114,16 @@ def _weights(
 
 @triton.jit(do_not_specialize=["pixels"])
 def images_kernel(
-    images, weight, added, result, pixels, weight_stride,
+    images, weight, added, shift, result, pixels, weight_stride,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARDS: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    ADDS: tl.constexpr,
+    ADDS: tl.constexpr, SHIFTS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels × outputs; `pixels` are those of one ghost. Backwards, outputs are the inputs' gradients.
 
-    With ADDS the result is on top of `added`.
+    With ADDS the result is on top of `added`, with SHIFTS of a number an output.
     """
     ghost = tl.program_id(1)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -135,6 +135,8 @@ def images_kernel(
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
     if ADDS:
         total += tl.load(added + place, exists, other=0.0).to(tl.float32)
+    if SHIFTS:
+        total += tl.load(shift + output, output < OUTPUTS, other=0.0)
     for start in range(0, KERNEL * KERNEL * CHANNELS, DEPTH):
         patches = _patches(
             images, pixel, start, inside,
@@ -142,6 +144,8 @@ def images_kernel(
         )  # fmt: skip
         weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
         total = tl.dot(patches, weights, total, input_precision=PRECISION)
+    if RELU:
+        total = tl.maximum(total, 0.0)
     tl.store(result + place, total.to(result.dtype.element_ty), exists)
 
 
@@ -276,23 +280,40 @@ def _images(
     padding: int,
     backwards: bool,
     added: Tensor | None = None,
+    shift: Tensor | None = None,
+    relu: bool = False,
 ) -> None:
     ghosts, kernel = len(weight), weight.shape[-1]
     pixels = result.numel() // result.shape[1] // ghosts
     tuning = tuning_for(source.shape[1], IMAGES)
     constants = _compiled(tuning, source.shape[1], kernel, result.shape[1], source.dtype)
     grid = (_quotient(pixels, constants["PIXELS"]), ghosts)
-    operands = (source, weight, result if added is None else added, result, pixels, weight.stride(0))
+    others = (result if added is None else added, result if shift is None else shift)
+    operands = (source, weight, *others, result, pixels, weight.stride(0))
+    after = {"ADDS": added is not None, "SHIFTS": shift is not None, "RELU": relu}
     geometry = (*source.shape[1:], *result.shape[1:], kernel, stride, padding, backwards)
-    _launch(images_kernel, grid, *operands, *geometry, **constants, ADDS=added is not None)
+    _launch(images_kernel, grid, *operands, *geometry, **constants, **after)
 
 
-def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """x: (ghosts · images) × channels × …, channels-last; weight: ghosts × outputs × channels × kernel × kernel."""
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    padding: int,
+    added: Tensor | None = None,
+    shift: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """x: (ghosts · images) × channels × …, channels-last; weight: ghosts × outputs × channels × kernel × kernel.
+
+    Args:
+        added: like the result, channels-last.
+        shift: a number an output, in fp32.
+    """
     kernel = weight.shape[-1]
     height, width = ((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
     y = _empty((len(x), weight.shape[1], height, width), x)
-    _images(x, weight, y, stride, padding, False)
+    _images(x, weight, y, stride, padding, False, added, shift, relu)
     return y
 
 

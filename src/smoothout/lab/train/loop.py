@@ -33,7 +33,7 @@ from smoothout.lab.runs import (
 )
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.checkpoint import Position
-from smoothout.lab.train.evaluate import evaluated, in_numbers, smoothed_loss
+from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss
 from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
@@ -102,6 +102,7 @@ class Trainer:
         self._correct = torch.zeros((), device=device)
         self._rate = math.nan  # none was set yet
         self.steps = self._make_steps()
+        self._judged = quick_network(config, self.model)
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
         self._started = self._epoch_started = self._now()
@@ -213,7 +214,9 @@ class Trainer:
         images = sum(sizes)
         precision = self.update.precision()
         with self.method.judged(self._training_images):
-            sums = evaluated(self.model, self.test_batches, precision=precision)
+            is_last = position.epoch + 1 == config.epochs  # what counts is judged by the network itself
+            network = None if is_last else self._judged
+            sums = evaluated(self.model, self.test_batches, precision=precision, network=network)
             yield
             self._check_losses(len(self.batches))
             losses, correct = self._summed_over_processes()

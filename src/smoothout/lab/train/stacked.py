@@ -39,6 +39,11 @@ def why_not_stacked(model: nn.Module, draws: int | None, ghosts: int, sizes: Seq
         return "there is one ghost, or every ghost is seen several times"
     if len(sizes) != ghosts or len(set(sizes)) > 1:
         return "ghosts have several sizes"
+    return why_no_stack(model)
+
+
+def why_no_stack(model: nn.Module) -> str:
+    """In words, why this network's layers cannot be done by the kernels for several sets of weights."""
     if type(model) is not ResNet or type(model.stem) is not Stem:
         return "it is not a ResNet of this package"
     containers = (ResNet, Stem, BasicBlock, nn.Sequential, nn.Identity, nn.AdaptiveAvgPool2d, MaxPool)
