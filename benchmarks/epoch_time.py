@@ -2,7 +2,8 @@
 
 BatchNorm, augmentation and clipping are on. Compared: whole updates in one CUDA graph, the ghosts stacked (one launch a
 layer) or on parallel streams (by the number of streams), one graph a ghost, and the plain loop; beside each the loss
-after 50 steps. Without `--data-root` the images are random bytes, which take the same time.
+after 50 steps. And how long the test images take, judged by the network and with BatchNorm folded into convolutions
+(the loss beside it is that on them). Without `--data-root` the images are random bytes, which take the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from smoothout.lab.data import Dataset, load
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.runs import NoFolder
 from smoothout.lab.train import whole_step
+from smoothout.lab.train.evaluate import evaluated, in_numbers
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import OneProcess
 from smoothout.lab.train.progress import Silence
@@ -78,6 +80,17 @@ def timed(run: Trainer, number: int) -> float:
     return time.perf_counter() - start
 
 
+def judged(run: Trainer, quickly: bool, times: int) -> dict[str, object]:
+    seconds, loss = [], float("nan")
+    for _ in range(times + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        network, precision = run._judged if quickly else None, run.update.precision()
+        loss = in_numbers(evaluated(run.model, run.test_batches, precision=precision, network=network)).loss
+        seconds.append(time.perf_counter() - start)
+    return {"s an epoch": summary(seconds[2:]), "loss after 50 steps": loss}
+
+
 def main() -> None:
     torch.backends.cudnn.benchmark = True  # as training has it
     args = arguments(__doc__, data_root="", epochs=5, stacked=1, lanes="4,8,16", slow_loops=1)
@@ -95,6 +108,10 @@ def main() -> None:
             row = {"method": method, "step": f"one graph, {name}", **measured(run, args.epochs)}
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})
             assert run.steps._graphs
+            if run._judged is not None and name == "stacked":
+                for how, quickly in (("the network", False), ("folded", True)):
+                    what = f"judging {len(dataset.test):,} images after {method}"
+                    rows.append({"method": what, "step": how, **judged(run, quickly, args.epochs)})
             del run
     for name, graphs in (("one graph a ghost", True), ("plain loop", False)) if args.slow_loops else ():
         run = trainer("adasmoothout", dataset, args.device, graphs)

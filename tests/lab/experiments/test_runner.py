@@ -99,6 +99,8 @@ def test_which_runs_train_side_by_side_on_a_gpu():
     assert companions(c1("swa"), [c1("sam"), c1("swa", seed=2), c1()]) == [c1("swa", seed=2)]
     deep = [resolve(dataset="cifar10", model="resnet44", method="plain", batch_size=2048, seed=s) for s in (0, 1)]
     assert companions(deep[0], deep[1:]) == []
+    assert companions(deep[0], deep[1:], together=2) == deep[1:2]
+    assert companions(c1(), seeds, together=1) == []
 
 
 def test_the_clock_stops_it_at_a_checkpoint_and_the_next_call_goes_on(tmp_path):

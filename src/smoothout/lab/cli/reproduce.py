@@ -94,6 +94,9 @@ def _reproduce(
     models: Annotated[str, typer.Option(help="only rows of these networks, such as f1,c1")] = "",
     minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many; exit code 75")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="worker processes; on one GPU they take turns")] = 1,
+    together: Annotated[
+        int | None, typer.Option(min=1, help="runs that share a GPU; default: five of a small network, one of others")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for runs and page")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = DEFAULT_RESULTS,
     pack: Annotated[Path | None, typer.Option(help="add the records of --out to this .jsonl as they come")] = None,
@@ -132,7 +135,7 @@ def _reproduce(
         else:
             todo = asked.plan()
             _refuse_what_is_not_chosen(todo)
-            place = _place(scale, out, data_root, device, minutes, Speeds(records))
+            place = _place(scale, out, data_root, device, minutes, Speeds(records), together)
             outcomes = _carry_out(todo, place, jobs, pack)
             if pack is not None and _pack(out, pack):
                 print(pack.resolve())
@@ -185,11 +188,17 @@ def _command() -> str:
 
 
 def _place(
-    scale: Scale, out: Path, data_root: Path | None, device: str, minutes: float | None, speeds: Speeds
+    scale: Scale,
+    out: Path,
+    data_root: Path | None,
+    device: str,
+    minutes: float | None,
+    speeds: Speeds,
+    together: int | None,
 ) -> Place:
     deadline = None if minutes is None else time.time() + 60 * minutes
     threads = 1 if scale == "tiny" else None  # the networks are too small for more
-    return Place(out, data_root, device, deadline, threads, speeds)
+    return Place(out, data_root, device, deadline, threads, speeds, together)
 
 
 def _refuse_what_is_not_chosen(todo: Plan) -> None:

@@ -49,28 +49,32 @@ def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Ou
 
 
 def _companions(task: Task, waiting: list[Task], place: Place) -> list[Task]:
-    """Runs of a small network that go with a task, taken off the list: on a GPU they train side by side."""
+    """Runs that go with a task, taken off the list: on a GPU those of small networks train side by side."""
     if choose_device(place.device).type != "cuda" or not task.trains:
         return []
-    fitting = companions(task.config, [t.config for t in waiting if t.trains])
+    fitting = companions(task.config, [t.config for t in waiting if t.trains], place.together)
     found = [t for t in waiting if t.trains and t.config in fitting]
     waiting[:] = [t for t in waiting if t not in found]
     return found
 
 
-def companions(config: Config, waiting: Sequence[Config]) -> list[Config]:
-    """Which of those that wait train beside this run: its other seeds, then runs that take as long on the same data."""
+def companions(config: Config, waiting: Sequence[Config], together: int | None = None) -> list[Config]:
+    """Which of those that wait train beside this run: its other seeds, then runs that take as long on the same data.
+
+    Args:
+        together: how many at most, this one included; None: five of a small network, one of any other.
+    """
 
     def kind(config: Config) -> tuple[object, ...]:
         steps_itself = config.method if config.method not in WHOLE_STEPS else ""
         data = config.dataset, config.hold_out, config.batch_size, config.epochs
         return config.model, *data, config.draws, config.denoise, steps_itself
 
-    if config.model not in TABLE_1_MODELS:
-        return []
+    if together is None:
+        together = SMALL_NETWORKS_TOGETHER if config.model in TABLE_1_MODELS else 1
     same = [other for other in waiting if kind(other) == kind(config)]
     same.sort(key=lambda other: other.with_seed(0) != config.with_seed(0))
-    return same[: SMALL_NETWORKS_TOGETHER - 1]
+    return same[: together - 1]
 
 
 def _next_ready(waiting: list[Task], ended: set[tuple[Config, object]], tasks: Sequence[Task]) -> Task:

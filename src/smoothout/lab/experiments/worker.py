@@ -36,6 +36,7 @@ class Place:
     Args:
         deadline: by the clock (`time.time`), the same for all processes; None: there is none.
         threads: of torch; None: as many as it likes.
+        together: runs that share a GPU, in turns; None: five of a small network, one of any other.
     """
 
     out: Path
@@ -44,6 +45,7 @@ class Place:
     deadline: float | None = None
     threads: int | None = None
     speeds: Speeds | None = None
+    together: int | None = None
 
     @property
     def seconds_left(self) -> float:
@@ -113,7 +115,7 @@ def _free_memory() -> None:
 
 def _options(place: Place) -> Options:
     minutes = None if place.deadline is None else place.seconds_left / 60
-    return Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, quiet=True)
+    return Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, together=place.together, quiet=True)
 
 
 def _run(task: Task, place: Place) -> Outcome:
