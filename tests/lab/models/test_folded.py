@@ -69,6 +69,7 @@ def test_a_layer_is_rounded_once(outputs, stride, residual, relu):
     found = folded.convolve(x, weight, shift, stride, 1, around, relu)
     assert found.dtype == torch.float16
     torch.testing.assert_close(found.float(), exact, rtol=2e-3, atol=2e-3)
+    assert folded.convolve(x * torch.nan, weight, shift, stride, 1, around, relu).isnan().all()
 
 
 def test_it_follows_the_weights_and_leaves_them(monkeypatch):

@@ -145,7 +145,7 @@ def images_kernel(
         weights = _weights(weight, start, CHANNELS, OUTPUTS, KERNEL, BACKWARDS, DEPTH, COLUMNS)
         total = tl.dot(patches, weights, total, input_precision=PRECISION)
     if RELU:
-        total = tl.maximum(total, 0.0)
+        total = tl.where(total < 0, 0.0, total)  # what is not a number stays so
     tl.store(result + place, total.to(result.dtype.element_ty), exists)
 
 
