@@ -85,7 +85,7 @@ def judged(run: Trainer, quickly: bool, times: int) -> dict[str, object]:
     for _ in range(times + 2):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        network, precision = run._judged if quickly else None, run.update.precision()
+        network, precision = run._quick_network if quickly else None, run.update.precision()
         loss = in_numbers(evaluated(run.model, run.test_batches, precision=precision, network=network)).loss
         seconds.append(time.perf_counter() - start)
     return {"s an epoch": summary(seconds[2:]), "loss after 50 steps": loss}
@@ -108,7 +108,7 @@ def main() -> None:
             row = {"method": method, "step": f"one graph, {name}", **measured(run, args.epochs)}
             rows.append(row | {"peak GiB": torch.cuda.max_memory_allocated() / 2**30})
             assert run.steps._graphs
-            if run._judged is not None and name == "stacked":
+            if run._quick_network is not None and name == "stacked":
                 for how, quickly in (("the network", False), ("folded", True)):
                     what = f"judging {len(dataset.test):,} images after {method}"
                     rows.append({"method": what, "step": how, **judged(run, quickly, args.epochs)})

@@ -24,10 +24,10 @@ from smoothout.filters import FilterLayout
 
 HERE = Path(__file__).parent
 SUITE = ["test_perturb.py", "test_smooth.py", "test_attach.py", "test_ensemble.py"]
-# About foreach's blocks and order of elements, the CPU by name, or what would wait for the device.
+# About foreach's blocks and order of elements, or the CPU by name.
 NOT_OF_THE_KERNELS = (
     "not test_blocks_cover and not test_memory_format_does_not_change_the_noise "
-    "and not test_a_state_of_another_model_or_generator_is_noticed and not test_writing_to_data_inside_is_noticed"
+    "and not test_a_state_of_another_model_or_generator_is_noticed"
 )
 LAUNCHES = [{}, {"tile": 1024, "warps": 2}, {"tile": 4096, "cache": "streaming", "hold": True}]
 ON_CUDA = "import sys, torch, pytest; torch.set_default_device('cuda'); sys.exit(pytest.main(sys.argv[1:]))"

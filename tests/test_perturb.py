@@ -4,6 +4,7 @@ import copy
 import pickle
 import signal
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -465,10 +466,12 @@ def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_writing_to_data_inside_is_noticed(dtype):
+def test_writing_to_data_inside_is_undone_and_on_a_cpu_noticed(dtype):
     model = nn.Linear(4, 3, dtype=dtype)
     smooth, before = SmoothOut(model), snapshot(model)
-    with pytest.raises(RuntimeError, match=r"bias was written.*Step after the context"), smooth.perturbed():
+    noticed = pytest.raises(RuntimeError, match=r"bias was written.*Step after the context")
+    # On a GPU to look would be to wait for it: what was written is undone, and nobody told.
+    with noticed if model.bias.device.type == "cpu" else nullcontext(), smooth.perturbed():
         model(torch.randn(2, 4, dtype=dtype)).sum().backward()
         for p in model.parameters():
             p.data -= 0.1 * p.grad

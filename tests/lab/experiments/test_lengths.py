@@ -38,4 +38,5 @@ def test_the_verdict_is_that_of_the_records(as_if_run):
     in_part = verdict(as_if_run, sorted(gains), swapped)
     assert in_part.verdict == "in part: an order in common, with exceptions"
     assert "number 2 at 400" in in_part.evidence
+    assert "over 12 of 14 candidates" in verdict(as_if_run, gains[:12], gains[:12]).evidence
     assert verdict(as_if_run, gains[:4], gains[:4]).verdict == "not measured yet"

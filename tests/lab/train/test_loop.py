@@ -1,6 +1,7 @@
 """Training in this process: metrics, interruption at every step, several seeds, loss that is not finite."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sameness import assert_same_run, without_times
 from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.data import load
 from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.train import loop
 from smoothout.lab.train.build import build_model, judging_batches, load_dataset, training_batches
 from smoothout.lab.train.evaluate import evaluate, smoothed_loss
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
@@ -46,6 +48,16 @@ def test_metrics_are_of_clean_weights_in_evaluation_mode(tmp_path):
     model.load_state_dict(load_run(tmp_path).weights())
     found = evaluate(model, judging_batches(config, dataset, torch.device("cpu")))
     assert (found.loss, found.accuracy) == (record.last.test_loss, record.last.test_accuracy)
+
+
+def test_what_judges_quickly_does_not_judge_the_last_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "quick_network", lambda config, model: lambda images: torch.zeros(len(images), 10))
+    train(small(epochs=3), tmp_path / "quick", QUIET)
+    monkeypatch.undo()
+    train(small(epochs=3), tmp_path / "usual", QUIET)
+    quick, usual = ([each.test_loss for each in load_run(tmp_path / name).metrics] for name in ("quick", "usual"))
+    assert quick[:2] == [pytest.approx(math.log(10))] * 2
+    assert quick[2] == usual[2]
 
 
 CASES = {
@@ -194,9 +206,9 @@ def test_ghosts_by_loop_and_by_layer_train_alike(tmp_path):
         config = small(model="f1", ghost_batch_size=32, ghost_by=way, method="plain", lr=0.01)
         train(config, tmp_path / way, QUIET)
         runs.append(load_run(tmp_path / way))
-    for loop, layer in zip(runs[0].metrics, runs[1].metrics):
-        assert loop.train_loss == pytest.approx(layer.train_loss, rel=1e-4)
-        assert loop.test_loss == pytest.approx(layer.test_loss, rel=1e-3)  # running statistics too
+    for by_loop, layer in zip(runs[0].metrics, runs[1].metrics):
+        assert by_loop.train_loss == pytest.approx(layer.train_loss, rel=1e-4)
+        assert by_loop.test_loss == pytest.approx(layer.test_loss, rel=1e-3)  # running statistics too
 
 
 @pytest.mark.parametrize("rest", [2, 7, 13])  # images in the last batch, which is cut as the full one is, into twelve

@@ -56,14 +56,14 @@ class Records:
 
     def __init__(self, runs: Iterable[Found]) -> None:
         self._by_hash: dict[str, Found] = {}
-        self._first: dict[str, tuple[str, Run]] = {}  # with its start
+        self._finished: dict[str, list[Run]] = defaultdict(list)
         self._seeds: dict[str, list[Found]] = defaultdict(list)
         for found in runs:
-            key, record = found.run.config.hash, found.run.record
+            key = found.run.config.hash
             if key not in self._by_hash or _worth(found) > _worth(self._by_hash[key]):
                 self._by_hash[key] = found
-            if record is not None and (key not in self._first or record.provenance.started < self._first[key][0]):
-                self._first[key] = record.provenance.started, found.run
+            if found.run.record is not None:
+                self._finished[key].append(found.run)
         for found in self._by_hash.values():
             self._seeds[found.run.config.with_seed(0).hash].append(found)
 
@@ -98,7 +98,7 @@ class Records:
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
     def _as_first_trained(self, run: Run) -> Run:
-        _, first = self._first[run.config.hash]
+        first = min(self._finished[run.config.hash], key=_start)
         return replace(run, metrics=first.metrics, record=first.record)
 
     def diverged(self, *configs: Config) -> int:
@@ -117,6 +117,12 @@ def look(path: Path) -> Found:
         (path / LAST_WEIGHTS).exists(),
         failure,
     )
+
+
+def _start(run: Run) -> str:
+    """Of a finished run, or of its last part."""
+    assert run.record is not None
+    return run.record.provenance.started
 
 
 def _worth(found: Found) -> tuple[bool, bool, int]:

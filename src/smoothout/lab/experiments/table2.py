@@ -25,9 +25,9 @@ IMAGENET: tuple[tuple[Network, int, dict[str, float]], ...] = (
     (RESNET18, 90, {"plain": 66.75, "adasmoothout": 67.11}),
 )
 SMALL_BATCH_ALEXNET = 56.15
-PLUMBING = "plumbing: ten classes of imagenette, 5 epochs of warm-up, no accuracy is claimed"
 # Without it ResNet18 learns nothing: an epoch has 5 updates, and the first few at 0.2 spoil the weights (docs/log.md).
-PLUMBING_WARM_UP = {"lr_warmup": 5.0}
+WARM_UP = 5.0
+PLUMBING = f"plumbing: ten classes of imagenette, {WARM_UP:g} epochs of warm-up, no accuracy is claimed"
 
 
 def resnet44(setting: Setting, method: str, **settings: Any) -> Config:
@@ -53,7 +53,7 @@ def cifar_rows(setting: Setting) -> tuple[Row, ...]:
 def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
     rows = []
     note = "" if setting.imagenet else PLUMBING
-    how: dict[str, Any] = PLUMBING_WARM_UP if note and setting.scale == "paper" else {}
+    how: dict[str, Any] = {"lr_warmup": WARM_UP} if note else {}
     for network, epochs, accuracies in IMAGENET:
         baseline = configure(setting, network, network.large, "plain", epochs=epochs, **how)
         for method, accuracy in accuracies.items():

@@ -1,7 +1,7 @@
 """A ResNet as it is judged: every BatchNorm is folded into its convolution, and a layer is one launch.
 
 In evaluation mode BatchNorm multiplies and shifts each channel by what is known before: that goes into the weights, and
-the kernel adds the shift and the shortcut and takes the ReLU. torch's own operations pass eight times over the images.
+the kernel adds the shift and the shortcut and takes the ReLU. Each of these is a pass over the images in torch.
 """
 
 from __future__ import annotations

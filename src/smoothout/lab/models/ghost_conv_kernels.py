@@ -44,7 +44,8 @@ WEIGHTS = {
     32: Tuning(pixels=64, depth=64, warps=8, stages=3, programs=512),
     64: Tuning(pixels=64, depth=64, warps=4, stages=2, programs=512),
 }
-# Of `row_weights_kernel`, at all and with three rows of taps at once: its sums are held in registers.
+# Of `row_weights_kernel`, at all and with three rows of taps at once: its sums are held in registers, which those of
+# fp32, without tensor cores, overflow.
 MOST_CHANNELS_BY_ROWS, MOST_CHANNELS_OF_THREE_ROWS = 64, 32
 SUMMED_AT_ONCE, BLOCK_OF_SUMS = 16, 128  # splits of the weights' gradient, and elements of it
 
@@ -332,11 +333,10 @@ def weight_gradient(upstream: Tensor, x: Tensor, weight: Tensor, stride: int, pa
     pixels, depth = upstream.numel() // outputs // ghosts, kernel**2 * channels
     tuning = tuning_for(channels, WEIGHTS)
     constants = _compiled(tuning, channels, kernel, outputs, x.dtype)
-    by_rows = (
-        (kernel, stride, padding) == (3, 1, 1) and channels >= 16 and max(channels, outputs) <= MOST_CHANNELS_BY_ROWS
-    )
+    few = max(channels, outputs) <= MOST_CHANNELS_BY_ROWS and x.dtype != torch.float32
+    by_rows = (kernel, stride, padding) == (3, 1, 1) and channels >= 16 and few
     if by_rows:
-        taps = 3 if channels <= MOST_CHANNELS_OF_THREE_ROWS and x.dtype != torch.float32 else 1
+        taps = 3 if channels <= MOST_CHANNELS_OF_THREE_ROWS else 1
         constants |= {"TAPS": taps, "DEPTH": _power_of_two(taps * channels)}
     blocks = 3 // constants["TAPS"] if by_rows else _quotient(depth, constants["DEPTH"])
     wanted = max(1, tuning.programs // (blocks * ghosts))

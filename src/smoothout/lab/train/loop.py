@@ -102,7 +102,7 @@ class Trainer:
         self._correct = torch.zeros((), device=device)
         self._rate = math.nan  # none was set yet
         self.steps = self._make_steps()
-        self._judged = quick_network(config, self.model)
+        self._quick_network = quick_network(config, self.model)
         self._checked = 0  # steps of this epoch whose loss is known to be finite
         self._saved = ""  # where the last checkpoint was made
         self._started = self._epoch_started = self._now()
@@ -215,7 +215,7 @@ class Trainer:
         precision = self.update.precision()
         with self.method.judged(self._training_images):
             is_last = position.epoch + 1 == config.epochs  # what counts is judged by the network itself
-            network = None if is_last else self._judged
+            network = None if is_last else self._quick_network
             sums = evaluated(self.model, self.test_batches, precision=precision, network=network)
             yield
             self._check_losses(len(self.batches))
