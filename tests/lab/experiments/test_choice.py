@@ -42,8 +42,11 @@ def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
 
 def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
+    monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1})
     of = partial(configure, OURS, RESNET44, 2048)
+    assert choice.lacks_choice(of("adasmoothout"))  # for its baseline
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
     assert choice.lacks_choice(of("smoothout"))
     assert not choice.lacks_choice(of("adasmoothout"))
     assert not choice.lacks_choice(of("plain"))
@@ -51,8 +54,33 @@ def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     assert not any(choice.lacks_choice(row.config) for row in choice.choice(OURS).rows)
     monkeypatch.setattr(queue, "is_here", lambda *_: True)
     todo = queue.plan([EXPERIMENTS["table2"](OURS)], (0,), Records([]), Speeds())
-    with pytest.raises(ValueError, match="no strength for resnet44 at 2048 with smoothout yet: `smoothout reproduce"):
+    with pytest.raises(ValueError, match="not chosen for resnet44 at 2048 with smoothout yet: `smoothout reproduce"):
         reproduce._refuse_what_is_not_chosen(todo)
+
+
+def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
+    monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
+    of = partial(configure, OURS, RESNET44, 2048)
+    without = [choice.candidates(OURS, RESNET44, 2048, method) for method in choice.OURS]
+    assert {row.config.lr_warmup for rows in without for row in rows} == {0.0}
+    assert choice.lacks_choice(replace(of("plain"), preset="ours"))
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
+    for method in ("plain", *choice.OURS):
+        assert (of(method).lr_warmup, of(method).preset) == (5.0, "ours")
+        assert of(method, lr_warmup=0.0).lr_warmup == 0.0
+        assert configure(replace(OURS, preset="paper"), RESNET44, 2048, method).lr_warmup == 0.0
+    for method in choice.OURS:
+        for row in choice.candidates(OURS, RESNET44, 2048, method):
+            assert row.config.lr_warmup == row.versus.lr_warmup == 5.0
+    named = [row.label for row in choice.choice(OURS).rows]
+    assert len(named) == len(set(named))
+
+    baselines = choice.candidates(OURS, RESNET44, 2048, "plain")
+    found = choice.best(
+        OURS, RESNET44, 2048, "plain", Records([as_if_run(r.config, 0.9 + r.config.lr_warmup / 500) for r in baselines])
+    )
+    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0}
+    assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
 
 def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):

@@ -32,6 +32,12 @@ CASES = {
     "noise on BatchNorm": GHOST_NOISE | {"perturb_bn": True},
     "noise that stays": {"method": "adasmoothout", "draws": "one", "strength": 0.01, "denoise": False},
 }
+# Each ghost's comes on top of that of the ghost before, which lanes side by side cannot have.
+NOISE_PILES_UP = {
+    "piling up": {"method": "smoothout", "draws": "ghost", "strength": 0.01, "denoise": False},
+    "by filters": GHOST_NOISE | {"denoise": False},
+    "on BatchNorm": GHOST_NOISE | {"denoise": False, "perturb_bn": True, "antithetic": True},
+}
 
 
 def trainer(settings, device, images):
@@ -73,6 +79,24 @@ def test_updates_are_those_of_lanes_and_of_steps_one_by_one(monkeypatch, setting
     found = after_an_epoch(monkeypatch, "stacked", settings, device, 8)
     for other in ("lanes", "one by one"):
         assert_equal(found, after_an_epoch(monkeypatch, other, settings, device, 8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", NOISE_PILES_UP.values(), ids=NOISE_PILES_UP.keys())
+def test_noise_of_a_draw_a_ghost_piles_up_as_in_steps_one_by_one(monkeypatch, settings, device):
+    epochs = 4 if device == "cuda" else 2
+    found = after_an_epoch(monkeypatch, "stacked", settings, device, 8, epochs)
+    assert_equal(found, after_an_epoch(monkeypatch, "one by one", settings, device, 8, epochs))
+    taken_back = after_an_epoch(monkeypatch, "stacked", settings | {"denoise": True}, device, 8, epochs)
+    assert not torch.allclose(found["stem.0.weight"], taken_back["stem.0.weight"], rtol=1e-2)
+
+
+def test_noise_that_piles_up_is_drawn_one_by_one_where_not_all_ghosts_are_seen_in_one_pass(monkeypatch):
+    monkeypatch.setattr(loop, "can_capture", lambda around: True)
+    monkeypatch.setattr(whole_step, "STACKED", False)
+    run = trainer(NOISE_PILES_UP["piling up"], "cpu", 8)
+    assert isinstance(run.steps, whole_step.OneByOne)
+    assert "several draws a step stay" in whole_step.why_not(run.method, run.update, run.batches, is_compiled=False)
 
 
 def assert_equal(found, expected):

@@ -202,13 +202,13 @@ def _place(
 
 
 def _refuse_what_is_not_chosen(todo: Plan) -> None:
-    """Runs of preset ours before its strength is chosen would be thrown away."""
+    """Runs of preset ours before it has chosen would be thrown away."""
     for config in (task.config for task in todo.tasks if task.trains):
         if lacks_choice(config):
             where = f"{config.model} at {config.batch_size} with {config.method}"
             raise ValueError(
-                f"preset ours has no strength for {where} yet: `smoothout reproduce choice --models {config.model}` "
-                "finds one, which is entered in lab/experiments/chosen.py"
+                f"preset ours has not chosen for {where} yet: `smoothout reproduce choice --models {config.model}` "
+                "finds what, which is entered in lab/experiments/chosen.py"
             )
 
 

@@ -1,8 +1,8 @@
-"""Strengths, schedules and SAM's radius judged on 5,000 training images held out: what preset `ours` chooses from."""
+"""Warm-up, strengths, schedules and SAM's radius judged on 5,000 training images held out: `ours` chooses from them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -20,17 +20,20 @@ HELD_OUT = 5000
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 USUAL = {"smoothout": 0.0375, "adasmoothout": 0.15, "sam": 0.05}
 SCHEDULES = ("linear", "tanh")  # beside the constant one, at once and twice the strength
-# ResNet44 runs at the length of its row, where noise has time to pay, so its candidates are fewer. They began as more
-# rising ones; those of SmoothOut came out below the constant ones (docs/log.md, 2026-11-16).
+# ResNet44 runs at the length of its row, where noise has time to pay, so its candidates are fewer. Its baseline chooses
+# first: whether the learning rate is warmed up, without which the first updates at 0.4 leave a network that learns
+# nothing for epochs (docs/log.md, 2026-11-16). The methods' candidates warm up as it does; they were made without
+# first, and those that had come out far below the best are not made again.
 DEEP_EPOCHS = 400
+WARM_UPS = (0.0, 5.0)
 DEEP_FACTORS = (0.25, 0.5, 1.0)
-DEEP_RISING = (("linear", 1.0), ("linear", 2.0), ("tanh", 1.0))
+DEEP_RISING = {0.0: (("linear", 1.0), ("linear", 2.0), ("tanh", 1.0)), 5.0: (("linear", 1.0),)}
 RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of SAM, by the usual one
 OURS = ("smoothout", "adasmoothout")
 PLACES: dict[tuple[Network, int], tuple[str, ...]] = {
     **dict.fromkeys(((F1, F1.small), (F1, F1.large)), OURS),
     **dict.fromkeys(((C1, C1.small), (C1, C1.large)), (*OURS, "sam")),
-    (RESNET44, RESNET44.large): OURS,
+    (RESNET44, RESNET44.large): ("plain", *OURS),
 }
 
 
@@ -45,7 +48,7 @@ def held_out(setting: Setting, network: Network, batch_size: int, method: str, *
 
 def robustness_rows(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
     """a × ¼ … × 4, constant."""
-    return [_candidate(setting, network, batch_size, method, factor) for factor in FACTORS]
+    return [_candidate(setting, network, batch_size, method, {}, factor) for factor in FACTORS]
 
 
 def _candidate(
@@ -53,20 +56,20 @@ def _candidate(
     network: Network,
     batch_size: int,
     method: str,
+    regime: Mapping[str, Any],
     factor: float,
     schedule: str = "constant",
     more: str = "",
-    epochs: int | None = None,
     **settings: Any,
 ) -> Row:
-    length = {} if epochs is None else {"epochs": epochs}
+    """Of a strength by the usual one; the regime's settings are the baseline's too."""
     strength = USUAL[method] * factor
     told = "" if schedule == "constant" else f", {schedule}"
-    settings = {"strength": strength, "strength_schedule": schedule, **settings, **length}
+    settings = {"strength": strength, "strength_schedule": schedule, **settings, **regime}
     return Row(
         label(network, batch_size, method, f", {METHODS[method].symbol} = {strength:g}{told}{more}"),
         held_out(setting, network, batch_size, method, **settings),
-        versus=held_out(setting, network, batch_size, "plain", **length),
+        versus=held_out(setting, network, batch_size, "plain", **regime),
     )
 
 
@@ -74,36 +77,69 @@ def choice(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for (network, batch_size), methods in PLACES.items():
-        baseline = held_out(setting, network, batch_size, "plain")
-        rows.append(Row(label(network, batch_size, "plain"), baseline))
+        if network is RESNET44:
+            rows += deep_baselines(setting)
+            rows += [
+                row for warm_up in WARM_UPS for method in OURS for row in deep_candidates(setting, method, warm_up)
+            ]
+            continue
+        rows.append(Row(label(network, batch_size, "plain"), held_out(setting, network, batch_size, "plain")))
         for method in methods:
             rows += candidates(setting, network, batch_size, method)
     return Experiment(
         "choice",
-        f"Strength and schedule, judged on {HELD_OUT:,} held-out training images",
+        f"Warm-up, strength and schedule, judged on {HELD_OUT:,} held-out training images",
         tuple(rows),
         notes=("Accuracies here are on held-out training images, not on the test set.",),
         judge=partial(_judge, setting),
     )
 
 
-def candidates(
-    setting: Setting, network: Network, batch_size: int, method: str, epochs: int | None = None
-) -> list[Row]:
-    """What a network, batch size and method choose from; epochs where they are not the network's."""
-    of = partial(_candidate, setting, network, batch_size, method, epochs=epochs)
+def candidates(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
+    """What a network, batch size and method choose from."""
+    if network is RESNET44:
+        return deep_baselines(setting) if method == "plain" else deep_candidates(setting, method, chosen_warm_up())
+    of = partial(_candidate, setting, network, batch_size, method, {})
     if method == "sam":
         return [of(factor) for factor in RADII]
-    if network is RESNET44:
-        rising = [of(factor, schedule) for schedule, factor in DEEP_RISING]
-        one_draw = of(0.5, more=", one draw a step", draws="one")
-        return [*(of(factor) for factor in DEEP_FACTORS), *rising, one_draw]
     return [*robustness_rows(setting, network, batch_size, method), *(of(f, s) for s in SCHEDULES for f in (1.0, 2.0))]
+
+
+# ---- ResNet44 --------------------------------------------------------------------------------------------------------
+
+
+def chosen_warm_up() -> float:
+    """That of the baseline; the text's, none, until it has chosen."""
+    return CHOSEN.get((RESNET44.model, RESNET44.large, "plain"), {}).get("lr_warmup", WARM_UPS[0])
+
+
+def deep_baselines(setting: Setting) -> list[Row]:
+    place = RESNET44, RESNET44.large, "plain"
+    return [Row(label(*place, _told(warm_up)), held_out(setting, *place, lr_warmup=warm_up)) for warm_up in WARM_UPS]
+
+
+def deep_candidates(setting: Setting, method: str, warm_up: float, epochs: int = DEEP_EPOCHS) -> list[Row]:
+    regime = {"lr_warmup": warm_up, "epochs": epochs}
+    of = partial(_candidate, setting, RESNET44, RESNET44.large, method, regime)
+    told = _told(warm_up)
+    rows = [of(factor, more=told) for factor in DEEP_FACTORS]
+    rows += [of(factor, schedule, told) for schedule, factor in DEEP_RISING[warm_up]]
+    return rows if warm_up else [*rows, of(0.5, more=", one draw a step", draws="one")]
+
+
+def _told(warm_up: float) -> str:
+    return f", {warm_up:g} epochs of warm-up" if warm_up else ""
+
+
+# ---- the best --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Best:
-    """A candidate, and the mean accuracies on held-out images, its and the baseline's, over these seeds."""
+    """A candidate, and the mean accuracies on held-out images, its and the baseline's, over these seeds.
+
+    Where the baseline chooses, it is held against the first candidate, which trains as the text says.
+    """
 
     row: Row
     accuracy: float
@@ -116,12 +152,9 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
 
     None if there is no such seed. A candidate of which a run diverged is out.
     """
-    rows = [
-        row
-        for row in candidates(setting, network, batch_size, method)
-        if not any(found.failure for found in records.seeds_of(row.config))
-    ]
-    baseline = records.group(held_out(setting, network, batch_size, "plain"))
+    every = candidates(setting, network, batch_size, method)
+    rows = [row for row in every if not any(found.failure for found in records.seeds_of(row.config))]
+    baseline = records.group(every[0].versus or every[0].config)
     groups = [records.group(row.config) for row in rows]
     known = [group for group in (baseline, *groups) if group is not None]
     if baseline is None or len(known) <= len(rows):
@@ -135,20 +168,19 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
 
 
 def lacks_choice(config: Config) -> bool:
-    """Whether this is a run of preset ours that waits for its place's strength to be chosen."""
-    here = {
-        (network.model, network.dataset, batch_size, method)
-        for (network, batch_size), methods in PLACES.items()
-        for method in methods
-    }
-    is_one = (config.model, config.dataset, config.batch_size, config.method) in here
-    chosen = (config.model, config.batch_size, config.method) in CHOSEN
-    return config.preset == "ours" and not config.hold_out and is_one and not chosen
+    """Whether this is a run of preset ours that waits for its place's strength, or its baseline's warm-up."""
+    here = {(network.model, network.dataset, size): methods for (network, size), methods in PLACES.items()}
+    choosing = here.get((config.model, config.dataset, config.batch_size), ())
+    if config.preset != "ours" or config.hold_out or config.method not in choosing:
+        return False
+    needed = {"plain", config.method} & set(choosing)
+    return any((config.model, config.batch_size, method) not in CHOSEN for method in needed)
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:
     """The settings of a candidate that preset `ours` takes over."""
-    return {name: getattr(config, name) for name in ("strength", "strength_schedule", "draws")}
+    names = ("lr_warmup",) if config.method == "plain" else ("strength", "strength_schedule", "draws")
+    return {name: getattr(config, name) for name in names}
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
@@ -161,9 +193,9 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
                 verdicts.append(Verdict(claim, NOT_MEASURED, ""))
                 continue
             chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.row.config).items())
+            other = "as the text trains" if method == "plain" else "of the baseline"
             evidence = (
-                f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % of the baseline, "
-                f"n = {len(found.seeds)}"
+                f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % {other}, n = {len(found.seeds)}"
             )
             verdicts.append(Verdict(claim, chosen, evidence))
     return tuple(verdicts)

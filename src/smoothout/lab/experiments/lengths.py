@@ -11,8 +11,9 @@ from scipy import stats
 from smoothout.lab.experiments.choice import (
     DEEP_EPOCHS,
     HELD_OUT,
-    PLACES,
-    candidates,
+    OURS,
+    chosen_warm_up,
+    deep_candidates,
     held_out,
     mean_accuracy,
 )
@@ -30,7 +31,7 @@ def lengths(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for epochs in SHORT:
-        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs)
+        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, lr_warmup=chosen_warm_up())
         rows.append(Row(label(RESNET44, RESNET44.large, "plain", f", {epochs} epochs"), baseline))
         for row in _candidates(setting, epochs):
             rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
@@ -44,9 +45,8 @@ def lengths(setting: Setting) -> Experiment:
 
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
-    """Of both methods."""
-    place = RESNET44, RESNET44.large
-    return [row for method in PLACES[place] for row in candidates(setting, *place, method, epochs)]
+    """Of both methods, with the warm-up that the baseline chose."""
+    return [row for method in OURS for row in deep_candidates(setting, method, chosen_warm_up(), epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:

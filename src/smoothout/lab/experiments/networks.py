@@ -49,12 +49,14 @@ TINY_EPOCHS_OF = 50  # one tiny epoch for so many of the paper's, but two at lea
 def configure(setting: Setting, network: Network, batch_size: int, method: str, **settings: Any) -> Config:
     """The run of a network at a scale and in a preset; `settings` are those of `smoothout.lab.config`.
 
-    Preset `ours` adds what was chosen on held-out images to what is not given. Where a preset changes nothing against
+    Preset `ours` adds what was chosen on held-out images to what is not given: the baseline's choice, which is that of
+    every method, and the method's own. Where a preset changes nothing against
     the text, a baseline for one, the run is that of preset `paper`: it is trained once.
     """
     by_the_text = configure_as_given(replace(setting, preset="paper"), network, batch_size, method, **settings)
     if setting.preset == "ours":
-        settings = {**CHOSEN.get((network.model, batch_size, method), {}), **settings}
+        chosen = [CHOSEN.get((network.model, batch_size, each), {}) for each in ("plain", method)]
+        settings = {**chosen[0], **chosen[1], **settings}
     config = configure_as_given(setting, network, batch_size, method, **settings)
     return by_the_text if replace(config, preset="paper") == by_the_text else config
 

@@ -43,7 +43,7 @@ H200: dict[str, Speed] = {
     "resnet18": Speed(4e-3, 4e-4, 1e-3),
 }
 # Where ghosts are seen all at once, what cannot be takes so many times as long: several draws a step for every ghost,
-# noise that stays in the weights ghost by ghost, a batch that is one ghost.
+# which may stay in the weights, a batch that is one ghost.
 SEVERAL_DRAWS, ONE_BY_ONE = 1.7, 4.0
 UNKNOWN = Speed(4e-3, 1e-4, 5e-4)
 WITHOUT_GRADIENT = 0.55
@@ -101,9 +101,10 @@ class Speeds:
 
 
 def _slower(config: Config) -> float:
-    if ghost_batches(config) == 1 or (not config.denoise and config.draws_number != 1):
+    several = (config.draws_number or 1) > 1
+    if ghost_batches(config) == 1 or (several and not config.denoise):
         return ONE_BY_ONE
-    return SEVERAL_DRAWS if (config.draws_number or 1) > 1 else 1.0
+    return SEVERAL_DRAWS if several else 1.0
 
 
 def _images(config: Config) -> int:

@@ -31,6 +31,7 @@ FACTORS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     *((f"a × {factor:g}", ADA, {"strength": factor}) for factor in (0.25, 0.5, 2.0, 4.0)),
     *((f"strength {name}", ADA, {"strength_schedule": name}) for name in SCHEDULES),
     ("learning rate warmed up, 5 epochs", BOTH, {"lr_warmup": 5.0}),
+    ("learning rate not warmed up", BOTH, {"lr_warmup": 0.0}),
     *((f"weight decay {decay:g}", BOTH, {"weight_decay": decay}) for decay in (0.0, 5e-4)),
     ("gradient clipped at 5", BOTH, {"clip": 5.0}),
     ("gradient not clipped", BOTH, {"clip": 0.0}),

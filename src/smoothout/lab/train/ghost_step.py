@@ -77,15 +77,15 @@ class GhostStep:
         self.chunks, self.clip = chunks, clip
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.processes = OneProcess() if processes is None else processes
-        self._amp_type = AMP_TYPES.get(amp)
+        self.half = AMP_TYPES.get(amp)
         self._device_type = self.parameters[0].device.type
         self.scaler = torch.amp.GradScaler(self._device_type, enabled=amp == "fp16")
 
     def precision(self) -> AbstractContextManager:
         """Autocast, where mixed precision was asked for."""
-        if self._amp_type is None:
+        if self.half is None:
             return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._amp_type)
+        return torch.autocast(self._device_type, dtype=self.half)
 
     def ghosts(self, batch: Batch) -> Iterator[Batch]:
         """The parts of a batch; the batch itself where it is not cut."""

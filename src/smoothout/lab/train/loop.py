@@ -120,7 +120,7 @@ class Trainer:
             group["lr"] = torch.tensor(float(group["lr"]), device=self.around.device)  # a graph reads it when it runs
         capture = self.around.device.type == "cuda"
         assert isinstance(self.method, Plain)
-        return WholeStep(self.method, self.update, self.batches, sums, amp=self.config.amp, capture=capture)
+        return WholeStep(self.method, self.update, self.batches, sums, capture=capture)
 
     def _now(self) -> float:
         return self.around.clock()

@@ -156,10 +156,18 @@ class StackedLane:
         self._gradients = [Flat(trained, torch.float32, row).views for row in gradients]
         self.seen = torch.zeros(2, device=gradients.device)  # loss, right answers
 
-    def draw(self, perturbation: Perturbation) -> None:
-        """Noisy weights of every ghost."""
+    def draw(self, perturbation: Perturbation, left_in: Sequence[Tensor] | None = None) -> None:
+        """Noisy weights of every ghost.
+
+        Args:
+            left_in: the weights that were drawn around, where noise stays in them: a ghost sees that of all before it.
+        """
         for (number, sign), drawn in zip(self._draws, self.drawn):
-            perturbation.draw_into(drawn.destinations, number, sign)
+            if left_in is None:
+                perturbation.draw_into(drawn.destinations, number, sign)
+            else:
+                perturbation.draw_into(list(left_in), number, sign)
+                torch._foreach_copy_(drawn.destinations, list(left_in))
             drawn.finish()
 
     def go(self, images: Tensor, labels: Tensor, precision: AbstractContextManager[object]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from smoothout.lab.data.dataset import Split
 from smoothout.lab.methods import Method, Plain, Smoothed
 from smoothout.lab.models import ghost_sizes
 from smoothout.lab.train.capture import captured, watched
-from smoothout.lab.train.ghost_step import AMP_TYPES, Batch, GhostStep
+from smoothout.lab.train.ghost_step import Batch, GhostStep
 from smoothout.lab.train.lanes import (
     Flat,
     Lane,
@@ -30,6 +30,9 @@ from smoothout.lab.train.lanes import (
     running_statistics,
 )
 from smoothout.lab.train.stacked import StackedLane, why_not_stacked
+
+if TYPE_CHECKING:
+    from smoothout.perturb import Perturbation
 
 LANES = 8
 # All ghosts in one launch a layer, where that can be: 1.65 times as fast as 8 streams (benchmarks/epoch_time.py).
@@ -107,8 +110,10 @@ def why_not(method: Method, update: GhostStep, batches: Batches, is_compiled: bo
         return "its images are read from files"
     if update.processes.world_size > 1 or update.scaler.is_enabled() or is_compiled:
         return "it has several processes, a gradient scaler or a compiled network"
-    if isinstance(method, Smoothed) and not _draws_alone(method):
-        return "its noise is not drawn by the fused kernels, or several draws a step stay in the weights"
+    if isinstance(method, Smoothed) and not _draws_by_kernels(method):
+        return "its noise is not drawn by the fused kernels"
+    if _several_stay(method) and stackable(method, update, batches) != _sizes(batches):
+        return "several draws a step stay in the weights, and not all ghosts are seen in one pass"
     if not all(torch._debug_has_internal_overlap(p) == 0 and _is_dense(p) for p in update.parameters):
         return "a weight has gaps in memory"
     several = len(passes_of(method, update.chunks)) > 1
@@ -145,11 +150,28 @@ def _why_not_by_a_pass(update: GhostStep, batches: Batches, several: bool) -> st
     return ""
 
 
-def _draws_alone(method: Smoothed) -> bool:
+def stackable(method: Method, update: GhostStep, batches: Batches) -> set[int]:
+    """Sizes of batches whose ghosts can all be seen in one pass; those of a last batch may differ in size."""
+    wanted = batches.device.type == "cuda" and update.half is not None if STACKED is None else STACKED
+    if not wanted or update.chunks == 1:
+        return set()
+    draws = method.draws if isinstance(method, Smoothed) else 1
+    cut = {size: ghost_sizes(size, update.chunks) for size in _sizes(batches)}
+    return {size for size, ghosts in cut.items() if not why_not_stacked(update.model, draws, update.chunks, ghosts)}
+
+
+def _sizes(batches: Batches) -> set[int]:
+    return {batches.size_of(step) for step in range(len(batches))}
+
+
+def _several_stay(method: Method) -> bool:
+    """Whether noise stays in the weights, and a ghost's comes on top of that of the ghost before."""
+    return isinstance(method, Smoothed) and not method.smooth.denoise and method.draws != 1
+
+
+def _draws_by_kernels(method: Smoothed) -> bool:
     perturbation = method.smooth.perturbation
-    device = perturbation.local_weights[0].device
-    returns_or_is_one = method.smooth.denoise or method.draws == 1
-    return returns_or_is_one and (perturbation.generator_kind == "fused" or device.type != "cuda")
+    return perturbation.generator_kind == "fused" or perturbation.local_weights[0].device.type != "cuda"
 
 
 def _is_dense(parameter: Tensor) -> bool:
@@ -172,13 +194,13 @@ class WholeStep:
         batches: Batches,
         sums: Sums,
         *,
-        amp: str = "none",
         capture: bool = True,
         lanes: int | None = None,
     ) -> None:
         self._method, self._update, self._batches, self._sums = method, update, batches, sums
         self._smooth = method.smooth if isinstance(method, Smoothed) else None
         self._stays = self._smooth is not None and not self._smooth.denoise  # the noise, in the network's own weights
+        self._several_stay = _several_stay(method)
         self._may_capture = capture
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._calls: dict[int, int] = {}
@@ -188,17 +210,17 @@ class WholeStep:
         self._uniforms = torch.zeros(len(batches.split), batches.augment.draws, device=device)
         self._within = torch.arange(batches.batch_size, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)  # the step of the epoch
-        self._make_lanes(AMP_TYPES.get(amp), LANES if lanes is None else lanes)
+        self._make_lanes(LANES if lanes is None else lanes)
 
-    def _make_lanes(self, half: torch.dtype | None, lanes: int) -> None:
+    def _make_lanes(self, lanes: int) -> None:
         trained, model = self._update.parameters, self._update.model
-        noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth and not self._stays else []
-        self._weights = Weights(model, noisy, half)
+        has_copies = self._smooth is not None and (not self._stays or self._several_stay)
+        noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth and has_copies else []
+        self._weights = Weights(model, noisy, self._update.half)
         each = passes_of(self._method, self._update.chunks)
         passes = len(each)
-        sizes = {self._batches.size_of(step) for step in range(len(self._batches))}
-        self._stackable = {size for size in sizes if self._can_stack(size, half is not None)}
-        in_lanes = 0 if self._stackable == sizes else min(lanes, passes)
+        self._stackable = stackable(self._method, self._update, self._batches)
+        in_lanes = 0 if self._stackable == _sizes(self._batches) else min(lanes, passes)
         count = max(in_lanes, passes if self._stackable else 0)
         self._norms = running_norms(model) if passes > 1 else []
         self._momentum = next((norm.momentum for norm in self._norms), None) or 0.0
@@ -223,15 +245,6 @@ class WholeStep:
         kept = [None] * count if self._statistics is None else list(self._statistics)
         memories = list(zip(self._gradients, kept))[:in_lanes]
         self._lanes = [Lane(self._weights, trained, *memory) for memory in memories]
-
-    def _can_stack(self, size: int, in_half: bool) -> bool:
-        """All ghosts of a batch of this size in one pass; those of a last batch may differ in size."""
-        wanted = self._batches.device.type == "cuda" and in_half if STACKED is None else STACKED
-        if not wanted or self._update.chunks == 1:
-            return False
-        draws = self._method.draws if isinstance(self._method, Smoothed) else 1
-        cut = ghost_sizes(size, self._update.chunks)
-        return not why_not_stacked(self._update.model, draws, self._update.chunks, cut)
 
     # ---- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +307,7 @@ class WholeStep:
         rows = self._order.index_select(0, self._within[:size] + self._at * self._batches.batch_size)
         images, labels = self._batches.gathered(rows, self._uniforms)
         if self._smooth is not None and self._stays:
-            self._smooth.perturbation.draw_into([w.detach() for w in self._smooth.perturbation.local_weights])
+            self._draw_and_leave(self._smooth.perturbation)
         self._weights.refresh()
         sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
         passes = passes_of(self._method, len(sizes))
@@ -309,6 +322,15 @@ class WholeStep:
         self._at.add_(1)
         if self._smooth is not None:
             self._smooth.perturbation.advance()
+
+    def _draw_and_leave(self, perturbation: Perturbation) -> None:
+        """Into the network's own weights, each draw on top of those before."""
+        own = [w.detach() for w in perturbation.local_weights]
+        if not self._several_stay:
+            perturbation.draw_into(own)
+            return
+        for stack in self._stacks:
+            stack.draw(perturbation, left_in=own)
 
     def _by_stacks(self, images: Tensor, labels: Tensor) -> None:
         count = len(self._stacks)
