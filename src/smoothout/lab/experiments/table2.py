@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.goal import verdict_on
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
-from smoothout.lab.experiments.networks import ALEXNET, RESNET18, RESNET44, RESNET44_CIFAR100, Network, configure, label
+from smoothout.lab.experiments.networks import (
+    ALEXNET,
+    IMAGENETTE,
+    RESNET18,
+    RESNET44,
+    RESNET44_CIFAR100,
+    Network,
+    configure,
+    label,
+)
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
@@ -27,7 +37,7 @@ IMAGENET: tuple[tuple[Network, int, dict[str, float]], ...] = (
 SMALL_BATCH_ALEXNET = 56.15
 # Without it ResNet18 learns nothing: an epoch has 5 updates, and the first few at 0.2 spoil the weights (docs/log.md).
 WARM_UP = 5.0
-PLUMBING = f"plumbing: ten classes of imagenette, {WARM_UP:g} epochs of warm-up, no accuracy is claimed"
+PLUMBING = f"plumbing: ten classes, {WARM_UP:g} epochs of warm-up, no accuracy is claimed"
 
 
 def resnet44(setting: Setting, method: str, **settings: Any) -> Config:
@@ -54,17 +64,21 @@ def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
     rows = []
     note = "" if setting.imagenet else PLUMBING
     how: dict[str, Any] = {"lr_warmup": WARM_UP} if note else {}
+
+    def title(network: Network, config: Config, method: str, epochs: int) -> str:
+        on = replace(network, title=network.title.replace("ImageNet", IMAGENETTE)) if note else network
+        return label(on, config.batch_size, method, f", {epochs} epochs, sqrt")
+
     for network, epochs, accuracies in IMAGENET:
         baseline = configure(setting, network, network.large, "plain", epochs=epochs, **how)
         for method, accuracy in accuracies.items():
             config = configure(setting, network, network.large, method, epochs=epochs, **how)
-            text = label(network, config.batch_size, method, f", {epochs} epochs, sqrt")
+            text = title(network, config, method, epochs)
             versus = None if method == "plain" else baseline
             rows.append(Row(text, config, None if note else accuracy, versus=versus, note=note))
     epochs = IMAGENET[0][1]
     small = configure(setting, ALEXNET, ALEXNET.small, "plain", epochs=epochs, **how)
-    text = label(ALEXNET, small.batch_size, "plain", f", {epochs} epochs, sqrt")
-    return (*rows, Row(text, small, None if note else SMALL_BATCH_ALEXNET, note=note))
+    return (*rows, Row(title(ALEXNET, small, "plain", epochs), small, None if note else SMALL_BATCH_ALEXNET, note=note))
 
 
 def _under_noise(setting: Setting) -> Drawing:
