@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smoothout.lab.models.ghost_conv import can_convolve, kernels
-from smoothout.lab.models.resnet import BasicBlock, ResNet, Stem
+from smoothout.lab.models.resnet import ResNet, Walk
 from smoothout.lab.models.working_kernels import on_a_device_for_kernels
 
 
-class FoldedResNet:
+class FoldedResNet(Walk):
     """The network with the weights and statistics that it has now, in another precision.
 
     Args:
@@ -26,34 +26,24 @@ class FoldedResNet:
     """
 
     def __init__(self, model: ResNet, dtype: torch.dtype) -> None:
-        self._model, self._dtype = model, dtype
+        super().__init__(model)
+        self._dtype = dtype
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        convolution, norm, *others = cast(Stem, self._model.stem)
-        x = self._layer(convolution, norm, images.to(self._dtype))
-        for layer in others:
-            x = layer(x)
-        for stage in self._model.stages:
-            for block in cast(nn.Sequential, stage):
-                x = self._block(cast(BasicBlock, block), x)
-        return self._model.classifier(self._model.pool(x).flatten(1))
-
-    def _block(self, block: BasicBlock, x: Tensor) -> Tensor:
-        inner, shortcut = self._layer(block.conv1, block.bn1, x), x
-        if isinstance(block.shortcut, nn.Sequential):
-            shortcut = self._layer(block.shortcut[0], block.shortcut[1], x, relu=False)
-        return self._layer(block.conv2, block.bn2, inner, shortcut)
+        return super().__call__(images.to(self._dtype))
 
     def _layer(
-        self, layer: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True
+        self, layer: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None, relu: bool = True
     ) -> Tensor:
-        layer, norm = cast(nn.Conv2d, layer), cast(nn.BatchNorm2d, norm)
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         factor = norm.weight * torch.rsqrt(variance + norm.eps)
         shift = torch.addcmul(norm.bias, mean, factor, value=-1)
         weight = (layer.weight * factor[:, None, None, None]).to(self._dtype, memory_format=torch.channels_last)
         return convolve(x, weight, shift, layer.stride[0], cast(int, layer.padding[0]), residual, relu)
+
+    def _last(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return layer(x)
 
 
 def convolve(

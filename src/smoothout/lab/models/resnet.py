@@ -1,6 +1,7 @@
 """Residual networks of basic blocks: ResNet-(6n+2) for CIFAR, and ResNet18 for ImageNet."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -70,6 +71,41 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.pool(self.stages(self.stem(x))).flatten(1))
+
+
+class Walk(ABC):
+    """A ResNet's forward pass where its layers are not called, but done in another way."""
+
+    def __init__(self, model: ResNet) -> None:
+        self._model = model
+
+    def __call__(self, images: Tensor) -> Tensor:
+        convolution, norm, *others = cast(Stem, self._model.stem)
+        x = self._layer(cast(nn.Conv2d, convolution), cast(nn.BatchNorm2d, norm), images)
+        for layer in others:
+            x = layer(x)
+        for stage in self._model.stages:
+            for block in cast(nn.Sequential, stage):
+                x = self._block(cast(BasicBlock, block), x)
+        return self._last(self._model.classifier, self._model.pool(x).flatten(1))
+
+    def _block(self, block: BasicBlock, x: Tensor) -> Tensor:
+        return self._second_half(block, self._layer(block.conv1, block.bn1, x), x)
+
+    def _second_half(self, block: BasicBlock, inner: Tensor, shortcut: Tensor) -> Tensor:
+        if isinstance(block.shortcut, nn.Sequential):
+            convolution, norm = block.shortcut
+            shortcut = self._layer(cast(nn.Conv2d, convolution), cast(nn.BatchNorm2d, norm), shortcut, relu=False)
+        return self._layer(block.conv2, block.bn2, inner, shortcut)
+
+    @abstractmethod
+    def _layer(
+        self, layer: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None, relu: bool = True
+    ) -> Tensor:
+        """A convolution, its BatchNorm, what is added, and the ReLU."""
+
+    @abstractmethod
+    def _last(self, layer: nn.Linear, x: Tensor) -> Tensor: ...
 
 
 def cifar_resnet(depth: int, classes: int = 10, input_shape: tuple[int, ...] = (3, 32, 32)) -> ResNet:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, kernels, why_no_kernels
 from smoothout.lab.models.norm_relu import has_hooks
 from smoothout.lab.models.pooling import MaxPool
-from smoothout.lab.models.resnet import BasicBlock, ResNet, Stem
+from smoothout.lab.models.resnet import BasicBlock, ResNet, Stem, Walk
 from smoothout.lab.models.stacked_norm import stacked_norm
 from smoothout.lab.train.lanes import Flat, Weights, by_dtype, running_norms, running_statistics
 
@@ -75,8 +75,8 @@ def _why_not_on_cuda(model: nn.Module) -> str:
     return "Triton does not work here" if weights and kernels(weights[0].device) is None else ""
 
 
-class StackedResNet:
-    """A ResNet's forward pass, of all ghosts' images, with other tensors in the place of its parameters.
+class StackedResNet(Walk):
+    """Of all ghosts' images, with other tensors in the place of the parameters.
 
     Args:
         leaves: by the id of a parameter, one for each ghost: ghosts × its shape.
@@ -84,40 +84,29 @@ class StackedResNet:
     """
 
     def __init__(self, model: ResNet, leaves: Mapping[int, Tensor], statistics: Mapping[int, Statistics]) -> None:
-        self._model, self._of, self._statistics = model, leaves, statistics
-
-    def __call__(self, x: Tensor) -> Tensor:
-        convolution, norm, *others = cast(Stem, self._model.stem)
-        x = self._norm(norm, self._convolution(convolution, x))
-        for layer in others:
-            x = layer(x)
-        for stage in self._model.stages:
-            for block in cast(nn.Sequential, stage):
-                x = self._block(cast(BasicBlock, block), x)
-        return self._linear(self._model.classifier, self._model.pool(x).flatten(1))
+        super().__init__(model)
+        self._of, self._statistics = leaves, statistics
 
     def _block(self, block: BasicBlock, x: Tensor) -> Tensor:
+        """The gradients of the two ways into a block are added by the kernel that makes the second."""
         inner, shortcut = ghost_conv_and_around(x, *self._geometry(block.conv1))
-        inner = self._norm(block.bn1, inner)
-        if isinstance(block.shortcut, nn.Sequential):
-            shortcut = self._norm(block.shortcut[1], self._convolution(block.shortcut[0], shortcut), relu=False)
-        return self._norm(block.bn2, self._convolution(block.conv2, inner), shortcut)
+        return self._second_half(block, self._norm(block.bn1, inner), shortcut)
 
-    def _convolution(self, layer: nn.Module, x: Tensor) -> Tensor:
+    def _layer(
+        self, layer: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None, relu: bool = True
+    ) -> Tensor:
         weight, *rest = self._geometry(layer)
-        return ghost_conv(x.to(weight.dtype), weight, *rest)
+        return self._norm(norm, ghost_conv(x.to(weight.dtype), weight, *rest), residual, relu)
 
-    def _geometry(self, layer: nn.Module) -> tuple[Tensor, int, int]:
+    def _geometry(self, layer: nn.Conv2d) -> tuple[Tensor, int, int]:
         """A convolution's weights of all ghosts, its stride and padding."""
-        layer = cast(nn.Conv2d, layer)
         return self._of[id(layer.weight)], layer.stride[0], cast(int, layer.padding[0])
 
-    def _norm(self, layer: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
-        layer = cast(nn.BatchNorm2d, layer)
-        weight, bias = self._of[id(layer.weight)], self._of[id(layer.bias)]
-        return stacked_norm(x, weight, bias, self._statistics[id(layer)], layer.eps, residual, relu)
+    def _norm(self, norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+        weight, bias = self._of[id(norm.weight)], self._of[id(norm.bias)]
+        return stacked_norm(x, weight, bias, self._statistics[id(norm)], norm.eps, residual, relu)
 
-    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+    def _last(self, layer: nn.Linear, x: Tensor) -> Tensor:
         weight, bias = self._of[id(layer.weight)], self._of[id(layer.bias)]
         by_ghost = x.to(weight.dtype).unflatten(0, (len(weight), -1))
         # The weight comes first, so that its gradient has its strides.
