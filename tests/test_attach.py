@@ -708,3 +708,58 @@ def test_a_step_that_calls_its_base_classs_is_one_step():
         warnings.simplefilter("error")
         plain_loop(model, optimizer, batches(3))
     assert smooth.step_count == 3
+
+
+# ---- optimizers that are not attached --------------------------------------------------------------------------------
+
+
+def test_an_optimizer_made_anew_is_noticed_once():
+    model = nn.Linear(4, 3)
+    smooth = SmoothOut(model, 0.1)
+    smooth.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    anew = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(2, 4)).sum().backward()
+    with pytest.warns(UserWarning, match="a SGD that is not attached stepped on Linear.*new ones too"):
+        anew.step()
+    model(torch.randn(2, 4)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        anew.step()
+    smooth.attach(anew)
+    before = smooth.step_count
+    model(torch.randn(2, 4)).sum().backward()
+    anew.step()
+    assert smooth.step_count == before + 1
+
+
+def test_steps_on_other_models_and_inside_an_attached_step_are_not_the_point(recwarn):
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            self.base_optimizer = torch.optim.SGD(parameters, lr=0.1)
+            super().__init__(self.base_optimizer.param_groups, {})
+
+        def step(self):
+            self.base_optimizer.step()
+
+    model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    smooth, outer = SmoothOut(model, 0.1), Outer(list(model.parameters()))
+    handle = smooth.attach(outer)
+    of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.randn(2, 4)).sum().backward()
+        other(torch.randn(2, 4)).sum().backward()
+        of_other.step()
+        outer.step()
+    handle.remove()
+    model(torch.randn(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert smooth.step_count == 2
+    assert not recwarn.list
+
+
+def test_no_optimizer_and_one_of_another_model():
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="optimizer is empty"):
+        SmoothOut(model).attach([])
+    with pytest.warns(UserWarning, match="holds none of Linear's parameters.*of another model"):
+        SmoothOut(model).attach(torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1))

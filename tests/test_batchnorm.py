@@ -67,3 +67,17 @@ def test_update_bn_of_a_model_without_parameters():
     x = torch.randn(8, 4)
     update_bn(model, [x])
     torch.testing.assert_close(model[0].running_mean, x.mean(0))
+
+
+def test_without_a_batch_and_after_an_error_the_statistics_stay():
+    norm = nn.BatchNorm1d(4)
+    norm(torch.randn(8, 4) + 3)
+    before = snapshot(norm)
+    gone = iter([torch.randn(8, 4)])
+    next(gone)
+    with pytest.raises(ValueError, match="batches is empty"):
+        update_bn(norm, gone)
+    assert_same(norm, before)
+    with pytest.raises(TypeError):
+        update_bn(norm, [torch.randn(8, 4), 3])
+    assert_same(norm, before)

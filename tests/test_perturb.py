@@ -469,7 +469,7 @@ def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make):
 def test_writing_to_data_inside_is_undone_and_on_a_cpu_noticed(dtype):
     model = nn.Linear(4, 3, dtype=dtype)
     smooth, before = SmoothOut(model), snapshot(model)
-    noticed = pytest.raises(RuntimeError, match=r"bias was written.*Step after the context")
+    noticed = pytest.raises(RuntimeError, match=r"weight and 1 other weights were written.*Step after the context")
     # On a GPU to look would be to wait for it: what was written is undone, and nobody told.
     with noticed if model.bias.device.type == "cpu" else nullcontext(), smooth.perturbed():
         model(torch.randn(2, 4, dtype=dtype)).sum().backward()
@@ -555,3 +555,20 @@ def test_draw_into_rounds_once_to_the_destinations_dtype_takes_a_sign_and_advanc
         p.draw_into(copies, 1, sign=-1.0)
         for one, w, theta in zip(copies, p.local_weights, p.draw(0.2, 4, 1)):
             torch.testing.assert_close(one, (w - theta).to(dtype), rtol=0, atol=0)
+
+
+def test_writing_to_the_data_of_a_large_weight_is_noticed():
+    model = nn.ModuleDict({"large": nn.Linear(40, 30), "scale": nn.ParameterList([torch.ones(1)])})
+    smooth, before = SmoothOut(model), snapshot(model)
+    if model["large"].weight.device.type != "cpu":
+        pytest.skip("on a GPU to look would be to wait for it")
+    with pytest.raises(RuntimeError, match=r"large.weight was written"), smooth.perturbed():
+        model["large"].weight.data.mul_(0.9)
+    assert_same(model, before)
+
+
+def test_memory_shared_by_two_parameters_is_said():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight.data = model[0].weight.data
+    with pytest.warns(UserWarning, match="share memory.*as one parameter"):
+        SmoothOut(model)

@@ -92,3 +92,13 @@ def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():
     with SmoothOut(model, 0.5).perturbed():
         assert (model["embed"].weight == 0).all(dim=1).tolist() == [i == 2 for i in range(7)]
     assert select_parameters(model, lambda name, parameter, module: isinstance(module, nn.Linear))
+
+
+def test_gated_norms_of_other_libraries_are_norms():
+    class MambaRMSNormGated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), MambaRMSNormGated())
+    assert [s.name for s in select_parameters(model)] == ["0.weight"]

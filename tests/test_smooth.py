@@ -515,3 +515,64 @@ def test_summary_reports_realised_ratios():
     assert row.ratio == pytest.approx(0.25, rel=1e-5)
     assert "embed.weight" in str(summary)
     assert "11×6" in str(summary)
+
+
+# ---- what a hurried user does ----------------------------------------------------------------------------------------
+
+
+def test_samples_whose_draws_nobody_takes_are_refused():
+    smooth = SmoothOut(nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="without a draw, so without noise"), smooth.samples(4):
+        pass
+    with smooth.samples(4) as draws:
+        next(draws)
+    with pytest.raises(KeyError), smooth.samples(4):
+        raise KeyError  # said first
+
+
+def test_a_layer_that_was_replaced_is_noticed_and_one_that_was_wrapped_is_not():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 3)))
+    smooth = SmoothOut(model)
+    model[0] = nn.Sequential(model[0])
+    clean = model[0][0].weight.detach().clone()
+    with smooth.perturbed():
+        assert not torch.equal(model[0][0].weight, clean)
+    again = copy.deepcopy(smooth)
+    with again.perturbed():
+        pass
+    model[1][1] = nn.Linear(4, 3)
+    with pytest.raises(RuntimeError, match=r"the layer of '1\.1\.weight' was replaced: make a new SmoothOut"):
+        smooth.perturbed().__enter__()
+    model[1] = nn.Sequential(nn.ReLU(), nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="was replaced"):
+        smooth.summary()
+    with SmoothOut(model).perturbed():
+        pass
+
+
+def test_a_copy_inside_samples_is_refused():
+    smooth = SmoothOut(nn.Linear(4, 3))
+    with smooth.samples(2) as draws:
+        list(draws)
+        with pytest.raises(RuntimeError, match="cannot be copied"):
+            copy.deepcopy(smooth)
+
+
+def test_flags_and_schedules_of_the_wrong_kind():
+    for name in ("denoise", "shared_noise"):
+        with pytest.raises(TypeError, match=f"{name}='false': give True or False"):
+            SmoothOut(nn.Linear(4, 3), **{name: "false"})
+    with pytest.raises(TypeError, match="gave None at step 0: a factor is a number"):
+        _ = SmoothOut(nn.Linear(4, 3), schedule=lambda step: None).current_strength
+
+
+def test_cached_parametrizations_see_the_noise_and_lose_it():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3, bias=False))
+    smooth, x = SmoothOut(layer, 0.5), torch.randn(2, 4)
+    with nn.utils.parametrize.cached():
+        before = layer(x)
+        with smooth.perturbed():
+            noisy = layer(x)
+        after = layer(x)
+    assert not torch.equal(before, noisy)
+    assert torch.equal(before, after)

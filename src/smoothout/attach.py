@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smoothout.hooks import Hook, remove_all, untraced, weak
 from smoothout.late_backward import LATE, in_backward, to_watch
@@ -33,12 +34,16 @@ IN_BACKWARD = (
 )
 
 
+def check_draw(draw: str) -> None:
+    if draw not in ("step", "forward"):
+        raise ValueError(f'draw={draw!r}: use "step" (one θ until the optimizer steps) or "forward" (always new)')
+
+
 class Attachment:
     """The handle that `SmoothOut.attach` returns."""
 
     def __init__(self, smooth: SmoothOut, draw: Literal["step", "forward"]) -> None:
-        if draw not in ("step", "forward"):
-            raise ValueError(f'draw={draw!r}: use "step" (one θ until the optimizer steps) or "forward" (always new)')
+        check_draw(draw)
         self._smooth, self.draw = smooth, draw
         self._weights = smooth._perturbation
         self._model = self._weights.model
@@ -50,6 +55,7 @@ class Attachment:
         self._noise_stays = False  # until the step: that of a backward without de-noising
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # of other models
         self._warned = False
         self._clean_passes = _CleanPasses(self._weights)
         _refuse_if_compiled_code_ignores_hooks(self._model)
@@ -60,6 +66,8 @@ class Attachment:
             # New weights end a pending forward, such as one that Ctrl-C left: its backup must not come back over them.
             *(m.register_load_state_dict_pre_hook(Hook(self._before_load)) for m in self._model.modules()),
         ]
+        self._global_hooks = [register_optimizer_step_post_hook(weak(self._after_any_step))]
+        weakref.finalize(self, remove_all, self._global_hooks)
         _attachments.add(self)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # what was compiled before does not see these hooks
@@ -76,6 +84,7 @@ class Attachment:
         """Take all hooks away, and the noise if there is any."""
         self.restore()
         remove_all(self._hooks)
+        remove_all(self._global_hooks)
         self.removed = True
 
     def add(self, optimizers: Optimizer | Sequence[Optimizer], draw: str) -> None:
@@ -84,10 +93,18 @@ class Attachment:
             raise ValueError(f"draw={draw!r}, but this SmoothOut is attached with draw={self.draw!r}")
         several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
         unwrapped = [_unwrap(optimizer) for optimizer in several]
+        if not unwrapped:
+            raise ValueError("optimizer is empty: give at least one, whose step() ends a step and brings new noise")
         for optimizer in unwrapped:
             self._refuse(optimizer)
         for optimizer in unwrapped:
             if optimizer not in self._optimizers:
+                if not self._holds_weights(optimizer):
+                    warnings.warn(
+                        f"this {type(optimizer).__name__} holds none of {type(self._model).__name__}'s parameters, yet "
+                        "its step() is what brings new noise: is it the optimizer of another model?",
+                        stacklevel=4,
+                    )
                 self._optimizers[optimizer] = False
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
                 self._hooks.append(optimizer.register_step_post_hook(self._after_step))
@@ -182,6 +199,26 @@ class Attachment:
         if in_backward():
             raise RuntimeError(IN_BACKWARD)
         self._stepping.add(optimizer)
+
+    def _after_any_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Of an optimizer that nobody attached, such as one made anew every epoch: θ would stay the same for ever."""
+        if self._warned or not self._forward_since_step or self._stepping or optimizer in self._strangers:
+            return
+        if optimizer in self._optimizers:
+            return
+        if not self._holds_weights(optimizer):
+            self._strangers.add(optimizer)
+            return
+        self._warned = True
+        warnings.warn(
+            f"a {type(optimizer).__name__} that is not attached stepped on {type(self._model).__name__}: the noise and "
+            "the schedule move with attached optimizers only. Give attach() every optimizer, new ones too.",
+            stacklevel=3,
+        )
+
+    def _holds_weights(self, optimizer: Optimizer) -> bool:
+        own = {id(p) for p in self._model.parameters()}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self._stepping:

@@ -61,6 +61,8 @@ def update_bn(
     forward = _call_with_first_tensor if forward is None else forward
     momenta = [layer.momentum for layer in layers]
     modes = {module: module.training for module in model.modules()}
+    before = [[buffer.clone() for buffer in layer.buffers()] for layer in layers]
+    seen = 0
     try:
         for layer in layers:
             layer.reset_running_stats()
@@ -68,6 +70,14 @@ def update_bn(
         model.train()
         for batch in batches:
             forward(model, batch)
+            seen += 1
+        if not seen:
+            raise ValueError("batches is empty, or an iterator that was gone through already: the statistics stay")
+    except BaseException:
+        for layer, buffers in zip(layers, before):
+            for buffer, values in zip(layer.buffers(), buffers):
+                buffer.copy_(values)
+        raise
     finally:
         for layer, momentum in zip(layers, momenta):
             layer.momentum = momentum

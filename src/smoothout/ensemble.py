@@ -161,8 +161,9 @@ class _MeanLoss(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError("the ensemble's loss has first derivatives only: no create_graph=True")
         (scale,) = grad_outputs
         return None, None, *(scale.to(g.dtype) * g for g in ctx.gradients)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import warnings
 import weakref
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.nn.utils import stateless
+from torch.nn.utils import parametrize, stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from smoothout import filters, sharding
@@ -25,7 +26,8 @@ from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
 from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, untraced, weak
 from smoothout.noise import Bernoulli, Noise, shares_fills
-from smoothout.select import Selected
+from smoothout.select import Edge, Selected, are_there, edges_to
+from smoothout.witness import Witness
 
 if TYPE_CHECKING:
     from smoothout.fused import Fused
@@ -67,13 +69,16 @@ class Perturbation:
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
-        self._witness: Tensor | None = None  # the noisy values of the smallest weight
+        self._witness = Witness([])
+        self._edges: list[Edge] = []
         self._sharded_modules = sharding.sharded_modules(model)
         self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles find their tensors again: views would be stored with all of what they are views of."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_blocks", "_foreach")} | {"_addresses": []}
+        found_again = ("_blocks", "_foreach", "_witness")
+        kept = {k: v for k, v in self.__dict__.items() if k not in found_again}
+        return kept | {"_addresses": [], "_edges": []}
 
     @property
     def generator_kind(self) -> str:
@@ -123,7 +128,7 @@ class Perturbation:
                 else:
                     (self._foreach.apply if back_up else self._foreach.add)(self.seed, sign * strength, step, draw)
             self._after_write()
-            self._witness = None if self._smallest.is_cuda else self._smallest.clone()
+            self._witness.look()
         except BaseException:
             self._copy_back()
             raise
@@ -153,8 +158,8 @@ class Perturbation:
                     for s, p, version in zip(self.selected, self._parameters, self._versions)
                     if p._version != version or id(p) in self._stepped
                 ]
-            if not written and self.noisy and self._differs_from_witness():
-                written = [self.selected[self._smallest_index].name]
+            if not written and self.noisy:
+                written = [self.selected[i].name for i in self._witness.changed()]
             moved = self._bring_back_moved() if self.noisy else []
             if self.noisy or written:
                 self._copy_back()
@@ -178,7 +183,7 @@ class Perturbation:
     def keep(self) -> None:
         """Leave the weights as they are now: training without de-noising, the paper's ablation."""
         self.active = self.noisy = False
-        self._witness = None
+        self._witness.forget()
         _applied.discard(self)
         self._state_dict_hook.remove()
         remove_all(self._global_hooks)
@@ -187,11 +192,6 @@ class Perturbation:
         # Fused optimizers, and those that write to `.data`, leave the version counters alone.
         written = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         self._stepped |= written & {id(p) for p in self._parameters}
-
-    def _differs_from_witness(self) -> bool:
-        """Whether somebody wrote past autograd, such as by `p.data -= …`. On a GPU to look would be to wait for it."""
-        values = self._smallest
-        return self._witness is not None and not torch.equal(values, self._witness) and not bool(values.isnan().any())
 
     def _bring_back_moved(self) -> list[str]:
         """Clean values for parameters that were replaced, or their memory was, under the noise; and their names."""
@@ -224,6 +224,7 @@ class Perturbation:
     def _after_write(self) -> None:
         sharding.reshard(self._sharded_modules)  # copies gathered from the old values must not be used again
         torch.clear_autocast_cache()
+        parametrize._cache.clear()  # of parametrize.cached()
         self._versions = [p._version for p in self._parameters]
 
     def swap_in_clean(self) -> list[Tensor]:
@@ -300,6 +301,8 @@ class Perturbation:
     def _refresh(self) -> None:
         """Find the parameters again: a model that moved, changed its dtype or was sharded since has new tensors."""
         sharding.reshard(self._sharded_modules)
+        if not are_there(self._edges):  # wrapped, or replaced, which raises
+            self._edges = edges_to(self.model, self.selected)
         parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
         same = len(self._parameters) == len(parameters) and all(map(operator.is_, parameters, self._parameters))
         rank = sharding.rank()  # a process group may begin after this object was made
@@ -320,14 +323,19 @@ class Perturbation:
         self._weights = [shard.local for shard in shards]
         self._backups = [_empty_with_same_strides(w) for w in self._weights]
         self._versions = [p._version for p in self._parameters]
-        not_empty = [i for i, w in enumerate(self._weights) if w.numel()] or [0]  # a rank may have no row of any
-        self._smallest_index = min(not_empty, key=lambda i: self._weights[i].numel())
-        self._smallest = self._weights[self._smallest_index]
+        self._edges = edges_to(self.model, self.selected)
+        self._witness = Witness(self._weights)
         self._slots = self._owners_of_parameters()
         self._state_dict_hook.remove()
         self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
         overlaps = overlap(self._weights)
+        if overlaps:
+            warnings.warn(
+                "perturbed parameters share memory, which takes the noise of each of them: tie weights as one "
+                "parameter (b.weight = a.weight), not by their .data",
+                stacklevel=2,
+            )
         self._fused = None if overlaps else self._fuse(shards, layouts)
         # A user's own noise draws parameter by parameter.
         cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, shares_fills(self.noise))

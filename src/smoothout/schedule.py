@@ -94,7 +94,11 @@ class Warmup(_OverSteps):
 
 def factor(schedule: Schedule | None, step: int) -> float:
     """The schedule's value at a step, checked."""
-    value = 1.0 if schedule is None else float(schedule(step))
+    given = 1.0 if schedule is None else schedule(step)
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        raise TypeError(f"schedule {schedule!r} gave {given!r} at step {step}: a factor is a number") from None
     if not math.isfinite(value) or value < 0.0:
         raise ValueError(f"schedule {schedule!r} gave {value} at step {step}: a factor is finite and not negative")
     return value

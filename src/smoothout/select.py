@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 Predicate = Callable[[str, nn.Parameter, nn.Module], bool]
 
 # Other libraries' layers (LlamaRMSNorm, T5LayerNorm, LayerNorm2d, …) are found by the name of a class they derive from.
-_NORM_CLASS_NAME = re.compile(r"Norm([123]d)?$")
+_NORM_CLASS_NAME = re.compile(r"Norm(Gated)?([123]d)?$")
 # Names that wrappers (DDP, torch.compile, checkpointing) put in front of a parameter's own.
 _WRAPPER_PREFIX = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module)\.")
 
@@ -47,6 +47,33 @@ class Selected:
         if parameter is None:
             raise RuntimeError(f"parameter {self.name!r} is no longer in the model: make a new SmoothOut for it")
         return parameter
+
+
+Edge = tuple[dict[str, nn.Module | None], str, nn.Module]  # a parent's children, a name, and the child under it
+
+
+def edges_to(model: nn.Module, selected: Sequence[Selected]) -> list[Edge]:
+    """The way from a model to the owners of these parameters; raises if there is none any more."""
+    above: dict[nn.Module, Edge] = {}
+    parents: dict[nn.Module, nn.Module] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None and child not in above and child is not model:
+                above[child], parents[child] = (parent._modules, name, child), parent
+    edges: dict[nn.Module, Edge] = {}
+    for each in selected:
+        module = each.owner
+        while module is not model:
+            if module not in above:
+                raise RuntimeError(f"the layer of {each.name!r} was replaced: make a new SmoothOut for this model")
+            edges[module] = above[module]
+            module = parents[module]
+    return list(edges.values())
+
+
+def are_there(edges: Sequence[Edge]) -> bool:
+    """Whether every module is still where it was."""
+    return all(children.get(name) is child for children, name, child in edges)
 
 
 def is_normalisation(module: nn.Module) -> bool:

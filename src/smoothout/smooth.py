@@ -71,6 +71,9 @@ class SmoothOut:
         self.strength = strength
         if schedule is not None and not callable(schedule):
             raise TypeError(f"schedule={schedule!r} is not callable: give a function from a step to a factor")
+        for name, flag in (("denoise", denoise), ("shared_noise", shared_noise)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name}={flag!r}: give True or False")
         self.schedule, self.denoise = schedule, denoise
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
         self._guard = LateBackwardGuard(model, self._perturbation)
@@ -113,9 +116,10 @@ class SmoothOut:
         if not is_whole(n) or n < 1 or (antithetic and n % 2):
             raise ValueError(f"samples(n={n!r}): n is a whole number of at least 1, and even with antithetic=True")
         self._refuse_if_busy("samples()")
-        w, a = self._perturbation, self.current_strength
+        w, a, taken = self._perturbation, self.current_strength, 0
 
         def draws() -> Iterator[int]:
+            nonlocal taken
             for i in range(n):
                 if not self._sampling:
                     raise RuntimeError("samples() is over: iterate over its draws inside the `with` block")
@@ -124,6 +128,7 @@ class SmoothOut:
                 add = w.add if w.active else w.apply
                 add(a, self._step, i // 2 if antithetic else i, -1.0 if antithetic and i % 2 else 1.0)
                 self._guard.new_draw()
+                taken += 1
                 yield i
             self._denoise()
 
@@ -132,6 +137,8 @@ class SmoothOut:
             with self._guard.watching():
                 yield draws()
             self._denoise()
+            if not taken:
+                raise RuntimeError("samples() ended without a draw, so without noise: `for _ in draws:` takes them")
         except BaseException:
             self._take_back()
             raise
@@ -255,7 +262,7 @@ class SmoothOut:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles are not attached: hooks stay with the model and the optimizer they were made for."""
-        if self._perturbation.active:
+        if self._perturbation.active or self._sampling:
             raise RuntimeError("a SmoothOut cannot be copied or pickled while its noise is applied: do it afterwards")
         return self.__dict__ | {"_attachment": None}
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from smoothout.attach import check_draw
 from smoothout.filters import Scale
 from smoothout.noise import Noise
 from smoothout.schedule import Schedule
@@ -45,8 +46,8 @@ class Arguments(TypedDict, total=False):
 def check_arguments(strength: float, draw: str, arguments: Mapping[str, Any]) -> None:
     """Raise for a bad argument now rather than when training starts, hours later in a queue."""
     anything = nn.ParameterList([torch.zeros(1)])
-    smooth = SmoothOut(anything, strength, **{name: value for name, value in arguments.items() if name != "select"})
-    smooth.attach([], draw=draw).remove()  # type: ignore[arg-type]
+    SmoothOut(anything, strength, **{name: value for name, value in arguments.items() if name != "select"})
+    check_draw(draw)
     if arguments.get("select") is not None and not callable(arguments["select"]):
         raise TypeError(f"select={arguments['select']!r} is not callable: give (name, parameter, module) -> bool")
 

@@ -98,10 +98,10 @@ def curvature_at(
     """The curvature of any `LossAt`."""
     n = len(at.start)
     top, probes = whole_number("top", top), whole_number("probes", probes, 2)
-    max_iterations, seed = whole_number("max_iterations", max_iterations, top), seed_number(seed)
-    tolerance = positive_number("tolerance", tolerance, "1e-5")
     if top > n:
         raise ValueError(f"top={top}: the Hessian has {n} eigenvalues, one for each parameter")
+    max_iterations, seed = whole_number("max_iterations", max_iterations, top), seed_number(seed)
+    tolerance = positive_number("tolerance", tolerance, "1e-5")
     total, products = probes + min(n, max_iterations), 0
 
     def hessian(v: Tensor) -> Tensor:
