@@ -82,3 +82,17 @@ def test_a_damaged_file_of_a_run_is_named(run, tmp_path, name):
     (run / name).write_text('{"cut sho')
     with pytest.raises(RunError, match=re.escape(f"{run / name}: is not ")):
         packs.pack([run], tmp_path / "runs")
+
+
+def test_two_trainings_of_a_run_both_come_back_and_faults_are_said_of_the_pack(run, tmp_path):
+    pack = tmp_path / "pack.jsonl"
+    pack.write_text(2 * packs.pack([run], tmp_path / "runs"))
+    one, other = packs.unpack(pack, tmp_path / "again")
+    assert one != other
+    assert load_run(one).record == load_run(other).record
+    with (
+        pytest.raises(RunError, match=r"pack\.jsonl/mlp/seed-0/config\.json"),
+        packs.named_by(pack, tmp_path / "again"),
+    ):
+        (one / "config.json").write_text("{}")
+        load_run(one)

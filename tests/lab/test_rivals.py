@@ -158,6 +158,9 @@ def weights(model):
     return [p.detach().double().clone() for p in model.parameters()]
 
 
+IMAGES = [(batch.images, batch.labels) for batch in map(batch_of, range(2))]
+
+
 def judged_weights(method, model, batches):
     with method.judged(lambda: batches):
         return weights(model)
@@ -172,8 +175,8 @@ def test_swa_is_the_mean_over_the_ends_of_the_last_epochs(model):
         if (step + 1) % steps_per_epoch == 0:
             ends.append(weights(model))
         if step + 1 == 2 * steps_per_epoch:  # nothing is averaged yet
-            assert all(map(torch.equal, judged_weights(method, model, []), weights(model)))
-    found = judged_weights(method, model, [])
+            assert all(map(torch.equal, judged_weights(method, model, IMAGES), weights(model)))
+    found = judged_weights(method, model, IMAGES)
     expected = [(one + other) / 2 for one, other in zip(*ends[2:])]
     for mean, by_hand in zip(found, expected):
         torch.testing.assert_close(mean, by_hand, rtol=1e-5, atol=1e-6)
@@ -195,7 +198,7 @@ def test_ema_is_its_recursion(model):
         method.step(batch_of(step))
         now = weights(model)
         means = now if means is None else [0.7 * mean + 0.3 * w for mean, w in zip(means, now)]
-        for found, mean in zip(judged_weights(method, model, []), means):
+        for found, mean in zip(judged_weights(method, model, IMAGES), means):
             torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-6)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def _json(file: Path) -> Any:
 
 
 def unpack(file: Path, folder: Path) -> list[Path]:
-    """Make the run folders of a pack again, below `folder`; gives their paths."""
-    made = []
+    """Make the run folders of a pack again, below `folder`; gives their paths. A run may be there several times."""
+    made: list[Path] = []
     with read_as("a pack of runs", file):
         lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -66,11 +67,23 @@ def unpack(file: Path, folder: Path) -> list[Path]:
         for path in (run, *map(Path, files)):
             if path.is_absolute() or ".." in path.parts:
                 raise RunError(f"{file}, line {number}: the name {str(path)!r} leaves the folder")
+        place = folder / run
+        if place in made:
+            place = folder / f"again-{number}" / run
         for name, value in files.items():
-            target = folder / run / name
+            target = place / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(value, indent=1))
-        (folder / run).mkdir(parents=True, exist_ok=True)
-        (folder / run / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        made.append(folder / run)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        made.append(place)
     return made
+
+
+@contextmanager
+def named_by(file: Path, folder: Path) -> Iterator[None]:
+    """What is wrong with a run that was unpacked is said of its pack: the folder is gone when somebody reads it."""
+    try:
+        yield
+    except RunError as error:
+        raise RunError(str(error).replace(str(folder), str(file))) from error

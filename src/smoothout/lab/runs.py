@@ -23,7 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -343,12 +343,9 @@ def _lock(path: Path, stream: Any) -> None:
         stream.seek(0)
         holder = stream.read().strip() or "another process"
         raise RunError(f"{path}: is in use by {holder}. Wait for it, or choose another --out.") from error
-    try:
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()}\n")
-        stream.flush()
-    except OSError:
-        stream.truncate(0)  # a full disk: the lock holds without the number
+    with suppress(OSError):  # a full disk: the lock holds without the number. Unbuffered, or closing would try again
+        os.ftruncate(stream.fileno(), 0)
+        os.pwrite(stream.fileno(), f"process {os.getpid()}\n".encode(), 0)
 
 
 def _refuse_other_files(path: Path) -> None:

@@ -1,8 +1,10 @@
 """The queue at work: in this process, in workers, stopped by the clock, and by the real command."""
 
+import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from smoothout.lab.experiments.runner import companions, run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row
 from smoothout.lab.experiments.worker import Place
-from smoothout.lab.runs import CHECKPOINT, find_runs, load_run
+from smoothout.lab.runs import CHECKPOINT, LOCK, find_runs, load_run
 
 NOISE = Measuring("sensitivity", "train", (("strengths", (0.0, 0.1)), ("draws", 1)), images=100)
 
@@ -231,6 +233,18 @@ def test_a_packed_run_keeps_what_was_measured_of_it_elsewhere(tiny):
     pack.write_text("\n".join([first, *others]) + "\n")
 
 
+def test_an_earlier_training_stays_in_the_pack_beside_a_later_one(tiny):
+    folder, asked, _, _ = tiny
+    pack = folder / "results" / "tiny.jsonl"
+    kept = pack.read_text()
+    earlier = json.loads(kept.splitlines()[0])
+    earlier["files"]["provenance.json"]["starts"][0]["started"] = "2001-01-01T00:00:00+00:00"
+    pack.write_text(json.dumps(earlier) + "\n" + kept)
+    assert reproduce(folder, *asked).returncode == 0
+    assert sorted(pack.read_text().splitlines()) == sorted([json.dumps(earlier), *kept.splitlines()])
+    pack.write_text(kept)
+
+
 def test_a_torn_pack_is_named_and_stays(tiny, tmp_path):
     folder, asked, _, _ = tiny
     (tmp_path / "torn.jsonl").write_text('{"run": "a", "fil')
@@ -244,3 +258,23 @@ def test_a_folder_of_results_that_is_not_there_is_named(tmp_path):
     failed = reproduce(tmp_path, "table1", "--results", "nowhere")
     assert failed.returncode == 1
     assert "there is no folder nowhere" in failed.stderr
+
+
+def test_a_signal_to_the_queue_stops_its_workers_at_checkpoints(tmp_path):
+    (tmp_path / "results").mkdir()
+    asked = ("reproduce", "table1", "--scale", "tiny", "--models", "c1", "--seeds", "3", "--jobs", "2")
+    places = ("--device", "cpu", "--out", "runs", "--results", "results")
+    command = [sys.executable, "-m", "smoothout", *asked, *places]
+    queue = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/**/config.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    queue.send_signal(signal.SIGTERM)
+    out, err = queue.communicate(timeout=120)
+    assert queue.returncode == 75, err
+    assert "interrupted, stopped" in out
+    assert "Traceback" not in err
+    assert Path(out.splitlines()[-1]).is_file()
+    for run in tmp_path.glob("runs/*/*"):  # nobody holds one any more
+        with (run / LOCK).open("a+") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,16 @@
 """Means, spreads and intervals against scipy and by hand."""
 
+from dataclasses import replace
+
 import pytest
 from scipy import stats
 
+from in_process import smoothout
 from smoothout.lab.config import resolve
-from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference
+from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference, group_runs
 from smoothout.lab.report.sections import name_of
+from smoothout.lab.runs import load_run
+from smoothout.lab.train.start import Options, train
 
 
 def test_samples():
@@ -54,3 +59,43 @@ def test_runs_of_two_learning_rates_have_their_own_baselines_and_names():
         "batch 128: Baseline, lr 0.1",
     ]
     assert name_of(groups[0], [groups[0], groups[2]]) == "batch 128: Baseline"
+
+
+def test_a_baseline_that_trains_otherwise_is_none():
+    noisy, plain = (Group(resolve(method=method, lr=lr), ()) for method, lr in (("smoothout", 0.1), ("plain", 0.05)))
+    assert baseline_of(noisy, [plain, noisy]) is None
+
+
+def test_a_seed_counts_once_by_its_first_training(tmp_path):
+    config = resolve(model="mlp", epochs=1, batch_size=400)
+    for name in ("first", "second"):
+        train(config, tmp_path / name, Options(device="cpu", quiet=True))
+    first, second = (load_run(tmp_path / name) for name in ("first", "second"))
+    later = replace(second.record, provenance=replace(second.record.provenance, started="2999-01-01T00:00:00+00:00"))
+    (group,) = group_runs([replace(second, record=later), first, first])
+    assert group.runs == (first,)
+
+
+def test_what_was_judged_on_held_out_images_or_measured_otherwise_is_told_apart(tmp_path):
+    usual = ("--model", "mlp", "--epochs", "1", "--batch-size", "400", "--device", "cpu")
+    for name, more in (
+        ("plain", ("--method", "plain")),
+        ("noisy", ("--method", "smoothout")),
+        ("held", ("--method", "plain", "--hold-out", "200")),
+    ):
+        done = smoothout("train", *usual, *more, "--out", name, cwd=tmp_path)
+        assert ("held-out accuracy" if name == "held" else "test accuracy") in done.stdout
+    held = smoothout("report", "held", "--markdown", cwd=tmp_path).stdout
+    assert "held-out accuracy, last epoch" in held
+    assert "test" not in held
+    both = smoothout("report", "held", "plain", "--markdown", cwd=tmp_path).stdout
+    assert "Baseline, on held-out images" in both
+    for strengths, names in (("0,0.1", ("plain", "noisy")), ("0,0.2", ("noisy",))):
+        for name in names:
+            how = ("--strengths", strengths, "--draws", "2", "--device", "cpu")
+            assert smoothout("measure", "sensitivity", name, *how, cwd=tmp_path).returncode == 0
+        text = smoothout("report", "plain", "noisy", "--markdown", cwd=tmp_path).stdout
+        assert ("loss rise" in text) == (strengths == "0,0.1")
+    twice = smoothout("report", "plain", "./plain", "noisy", "--markdown", cwd=tmp_path)
+    assert "| 1 |" in twice.stdout
+    assert "| 2 |" not in twice.stdout

@@ -119,3 +119,13 @@ def test_a_checkpoint_of_another_run(tmp_path):
     (tmp_path / "one" / CHECKPOINT).write_bytes((tmp_path / "other" / CHECKPOINT).read_bytes())
     with pytest.raises(RunError, match=f"is of configuration {config(seed=1).hash}, this run is {config().hash}"):
         train(config(), tmp_path / "one", QUIET)
+
+
+def test_a_folder_on_a_full_disk_is_named(small_disk):
+    (small_disk / "run").mkdir()
+    with pytest.raises(OSError, match="No space left"), (small_disk / "rest").open("wb") as rest:
+        while True:
+            rest.write(bytes(4096))
+            rest.flush()
+    with pytest.raises(RunError, match=r"run/.*No space left on device"):
+        train(config(), small_disk / "run", QUIET)

@@ -282,3 +282,17 @@ def test_a_device_that_is_not_there():
     for name, message in (("cuda", "finds no CUDA device"), ("gpu", "expected auto, cpu")):
         with pytest.raises(ValueError, match=message):
             train(small(), "never-made", Options(device=name, quiet=True))
+
+
+def test_a_seed_that_diverges_does_not_keep_others_from_training(tmp_path):
+    good, bad = (resolve(model="mlp", epochs=1, batch_size=400, seed=seed) for seed in (1, 0))
+    bad = replace(bad, lr=1e30)
+    with pytest.raises(loop.Diverged):
+        train_seeds([bad, good], lambda config: tmp_path / str(config.seed), Options(device="cpu", quiet=True))
+    assert load_run(tmp_path / "1").record is not None
+
+
+@pytest.mark.parametrize("minutes", [-1.0, float("nan")])
+def test_a_time_budget_is_one(tmp_path, minutes):
+    with pytest.raises(ValueError, match=r"minutes=.*: give a time budget"):
+        train(resolve(model="mlp"), tmp_path / "run", Options(device="cpu", quiet=True, minutes=minutes))

@@ -46,14 +46,15 @@ def _report(
     pack: Annotated[Path | None, typer.Option(help="write the records into this .jsonl, and no page")] = None,
 ) -> None:
     with TemporaryDirectory() as folder:
-        for i, place in enumerate(runs):
-            if place.suffix == ".jsonl":
-                packs.unpack(place, Path(folder) / str(i))
         _write(runs, Path(folder), out, title, markdown, pack)
 
 
 def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bool, pack: Path | None) -> None:
-    found = [load_run(path) for path in find_runs(*(p for p in runs if p.suffix != ".jsonl"), unpacked)]
+    found = [load_run(path) for path in find_runs(*(p for p in runs if p.suffix != ".jsonl"))]
+    for i, pack_file in enumerate(runs):
+        if pack_file.suffix == ".jsonl":
+            with packs.named_by(pack_file, unpacked / str(i)):
+                found += [load_run(path) for path in packs.unpack(pack_file, unpacked / str(i))]
     if not found:
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
     for run in found:
@@ -63,6 +64,11 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
                 file=sys.stderr,
             )
     groups = group_runs(found)
+    repeats = sum(run.record is not None for run in found) - sum(len(group.runs) for group in groups)
+    if repeats:
+        print(
+            f"left out: {repeats} repeats of runs that are there; the training that began first counts", file=sys.stderr
+        )
     if not groups:
         raise RunError("none of these runs is finished: run their commands again, and they go on")
     if pack is not None:

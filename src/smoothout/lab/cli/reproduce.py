@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -31,7 +32,8 @@ from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
 from smoothout.lab.files import read_as
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report.digest import digest as digest_of
-from smoothout.lab.runs import CONFIG, write_atomically
+from smoothout.lab.runs import CONFIG, PROVENANCE, write_atomically
+from smoothout.lab.train.stop import check_minutes
 
 RESULTS, EVERY_PRESET = "results", "all"
 DEFAULT_RESULTS = Path("results")
@@ -136,11 +138,15 @@ def _reproduce(
             todo = asked.plan()
             _refuse_what_is_not_chosen(todo)
             place = _place(scale, out, data_root, device, minutes, Speeds(records), together)
+            if pack is not None:
+                _refuse_bad_pack(pack)
             outcomes = _carry_out(todo, place, jobs, pack)
-            if pack is not None and _pack(out, pack):
-                print(pack.resolve())
+            packed = pack is not None and _pack(out, pack)
             records = Records.read([out], pack_files, Path(unpacked) / "again")
-            print(write_page(out, experiments, records, _command()))
+            page = write_page(out, experiments, records, _command())
+            if packed and pack is not None:
+                print(pack.resolve())
+            print(page)
             _exit(outcomes, todo)
 
 
@@ -196,7 +202,7 @@ def _place(
     speeds: Speeds,
     together: int | None,
 ) -> Place:
-    deadline = None if minutes is None else time.time() + 60 * minutes
+    deadline = None if minutes is None else time.time() + 60 * check_minutes(minutes)
     threads = 1 if scale == "tiny" else None  # the networks are too small for more
     return Place(out, data_root, device, deadline, threads, speeds, together)
 
@@ -245,21 +251,33 @@ def _minutes(todo: Plan) -> str:
 
 
 def _pack(out: Path, pack: Path) -> bool:
-    """The runs of --out, and those in the file already that are not among them, or were measured in more ways."""
+    """The runs of --out, and those in the file already; of one training the line that was measured in most ways."""
     ended = {found.run.config.hash: found.run.path.resolve() for found in Records.read([out]).all() if found.is_done}
     if not ended:
         return False
     there = pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []
     new = packs.pack(sorted(ended.values()), out.resolve()).splitlines()
-    lines: dict[str, str] = {}
+    lines: dict[tuple[str, str | None], str] = {}
     with read_as("a pack of runs", pack):
         for line in (*there, *new):
-            key = json.loads(line)["files"][CONFIG]["hash"]
+            files = json.loads(line)["files"]
+            began = files.get(PROVENANCE, {}).get("starts", [{}])[0].get("started")
+            key = files[CONFIG]["hash"], began
             if key not in lines or _files_in(line) >= _files_in(lines[key]):
                 lines[key] = line
     pack.resolve().parent.mkdir(parents=True, exist_ok=True)
     write_atomically(pack.resolve(), "".join(f"{line}\n" for line in lines.values()).encode())
     return True
+
+
+def _refuse_bad_pack(pack: Path) -> None:
+    """Now rather than after hours of training."""
+    with read_as("a pack of runs", pack):
+        for line in pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []:
+            json.loads(line)["files"][CONFIG]["hash"]
+    pack.resolve().parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(pack.resolve().parent, os.W_OK):
+        raise ValueError(f"--pack: {pack.resolve().parent} cannot be written to")
 
 
 def _files_in(packed: str) -> int:
@@ -277,7 +295,7 @@ def _exit(outcomes: Sequence[Outcome], todo: Plan) -> None:
     if any(outcome.stops_the_queue for outcome in outcomes):
         print("not all is done. The same command goes on from there.", file=sys.stderr)
         raise typer.Exit(TIME_IS_UP_EXIT)
-    if todo.unmeasured:
+    if todo.unmeasured or (todo.absent and not todo.done and not outcomes):
         print("not all is measured, see above", file=sys.stderr)
         raise typer.Exit(1)
 

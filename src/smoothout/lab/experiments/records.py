@@ -13,7 +13,7 @@ from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.vocabulary import Measuring
 from smoothout.lab.files import read_as
-from smoothout.lab.report.groups import Group
+from smoothout.lab.report.groups import Group, started
 from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
 
 FAILED = packs.FAILED
@@ -74,11 +74,13 @@ class Records:
         Args:
             unpack_into: where packs are unpacked; it must stay for as long as measurements are read.
         """
-        paths = find_runs(*folders)
+        found = [look(path) for path in find_runs(*folders)]
         for number, file in enumerate(pack_files):
             assert unpack_into is not None
-            paths += packs.unpack(file, unpack_into / str(number))
-        return cls(look(path) for path in paths)
+            folder = unpack_into / str(number)
+            with packs.named_by(file, folder):
+                found += [look(path) for path in packs.unpack(file, folder)]
+        return cls(found)
 
     def of(self, config: Config) -> Found | None:
         """The run of this configuration, seed included."""
@@ -98,7 +100,7 @@ class Records:
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
     def _as_first_trained(self, run: Run) -> Run:
-        first = min(self._finished[run.config.hash], key=_start)
+        first = min(self._finished[run.config.hash], key=started)
         return replace(run, metrics=first.metrics, record=first.record)
 
     def diverged(self, *configs: Config) -> int:
@@ -117,12 +119,6 @@ def look(path: Path) -> Found:
         (path / LAST_WEIGHTS).exists(),
         failure,
     )
-
-
-def _start(run: Run) -> str:
-    """Of a finished run, or of its last part."""
-    assert run.record is not None
-    return run.record.provenance.started
 
 
 def _worth(found: Found) -> tuple[bool, bool, int]:

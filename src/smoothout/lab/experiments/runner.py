@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
@@ -29,9 +32,24 @@ def run_queue(tasks: Sequence[Task], place: Place, jobs: int = 1, say: Say = pri
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
-        return _one_after_another(tasks, place, say)
-    with _Workers(jobs, place) as workers:
+        with _signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C, which is an outcome
+            return _one_after_another(tasks, place, say)
+    with _Workers(jobs, place) as workers, _signals(workers.stop, signal.SIGINT, signal.SIGTERM):
         return workers.run(tasks, say)
+
+
+@contextmanager
+def _signals(handler: Callable[..., object], *numbers: int) -> Iterator[None]:
+    """Handled so inside, where there are signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Outcome]:
@@ -92,6 +110,7 @@ class _Workers:
 
     def __init__(self, count: int, place: Place) -> None:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self._stopped = False
         self._processes = []
         self._connections: list[Connection] = []
         for _ in range(count):
@@ -111,12 +130,18 @@ class _Workers:
         for process in self._processes:
             process.join()
 
+    def stop(self, *_: object) -> None:
+        """Begin nothing more, and let every worker stop at a checkpoint: they hear of signals from here alone."""
+        self._stopped = True
+        for process in self._processes:
+            process.terminate()
+
     def run(self, tasks: Sequence[Task], say: Say) -> list[Outcome]:
-        waiting, outcomes, stopped = list(tasks), [], False
+        waiting, outcomes = list(tasks), []
         busy: dict[Connection, Task] = {}
         idle = list(self._connections)
-        while busy or (waiting and not stopped and idle):
-            while idle and waiting and not stopped:
+        while busy or (waiting and not self._stopped and idle):
+            while idle and waiting and not self._stopped:
                 try:
                     task = _next_ready(waiting, {(o.task.config, o.task.line) for o in outcomes}, tasks)
                 except IndexError:
@@ -130,7 +155,7 @@ class _Workers:
                 outcome, is_alive = _received(ready, busy.pop(ready))
                 idle += [ready] if is_alive else []
                 outcomes.append(outcome)
-                stopped = stopped or outcome.stops_the_queue
+                self._stopped = self._stopped or outcome.stops_the_queue
                 say(_in_words(outcome, len(outcomes), len(tasks)))
         return outcomes
 
@@ -145,12 +170,15 @@ def _received(connection: Connection, task: Task) -> tuple[Outcome, bool]:
 
 def _work(connection: Connection, place: Place) -> None:
     """A worker's life: tasks until the other side closes."""
+    os.setsid()  # a terminal's Ctrl-C goes to the parent, which passes it on once
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     while True:
         try:
             task = connection.recv()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
-        connection.send(carry_out(task, place))
+        with suppress(OSError):  # nobody waits for it any more
+            connection.send(carry_out(task, place))
 
 
 def _in_words(outcome: Outcome, number: int, total: int) -> str:

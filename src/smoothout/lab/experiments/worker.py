@@ -79,6 +79,8 @@ def carry_out(task: Task, place: Place) -> Outcome:
         return _line(task, place) if task.line else _run(task, place)
     except EXPECTED as error:
         return _outcome_of(error, task, place)
+    except KeyboardInterrupt:  # in training a checkpoint comes first, and this is Interrupted
+        return Outcome(task, "interrupted", "stopped by a signal. The same command goes on from there.")
     finally:
         _free_memory()
 
@@ -114,7 +116,7 @@ def _free_memory() -> None:
 
 
 def _options(place: Place) -> Options:
-    minutes = None if place.deadline is None else place.seconds_left / 60
+    minutes = None if place.deadline is None else max(0.0, place.seconds_left) / 60
     return Options(place.data_root, place.device, CHECKPOINT_EVERY, minutes, together=place.together, quiet=True)
 
 

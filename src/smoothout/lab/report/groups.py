@@ -64,11 +64,18 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Finished runs by configuration: small batch first, the baseline before the methods."""
-    by_config: dict[Config, list[Run]] = defaultdict(list)
+    """Finished runs by configuration: small batch first, the baseline before the methods.
+
+    Of a seed that was trained several times, or is given twice, the training that began first counts.
+    """
+    first: dict[str, Run] = {}
     for run in runs:
-        if run.record is not None:
-            by_config[replace(run.config, seed=0)].append(run)
+        key = run.config.hash
+        if run.record is not None and (key not in first or started(run) < started(first[key])):
+            first[key] = run
+    by_config: dict[Config, list[Run]] = defaultdict(list)
+    for run in first.values():
+        by_config[replace(run.config, seed=0)].append(run)
     groups = [
         Group(config, tuple(sorted(members, key=lambda run: run.config.seed))) for config, members in by_config.items()
     ]
@@ -84,6 +91,12 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
             g.config.hash,
         ),
     )
+
+
+def started(run: Run) -> str:
+    """When a finished run began, or its last part."""
+    assert run.record is not None
+    return run.record.provenance.started
 
 
 @dataclass(frozen=True)
@@ -144,15 +157,15 @@ def training_seconds(run: Run) -> float:
 
 
 def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
-    """The plain runs of the same data, network, batch size and preset; of several, those with the same learning rate.
+    """The plain runs that differ in nothing but the method and its noise; of another preset where there are no others.
 
-    Where there are none of the preset, those of another that train in all else alike, as presets paper and ours do.
+    Presets paper and ours often train alike.
     """
-    same = ("dataset", "model", "batch_size", "hold_out", "epochs")
-    alike = (*same, "ghost_batch_size", "ghost_by", "clip", "reset_optimizer_every_epoch", "optimizer", "lr", "report")
+    alike = ("dataset", "model", "batch_size", "hold_out", "epochs", "augment", "dropout", "report")
+    alike += ("ghost_batch_size", "ghost_by", "clip", "reset_optimizer_every_epoch", "optimizer", "lr", "lr_scaling")
+    alike += ("lr_warmup", "milestones", "lr_decay", "momentum", "weight_decay")
     plain = [other for other in groups if other.config.method == "plain"]
-    schedule = ("lr_scaling", "lr_warmup", "milestones", "lr_decay", "momentum", "weight_decay", "augment", "dropout")
-    for names in ((*alike, *schedule, "preset"), (*same, "preset"), alike):
+    for names in ((*alike, "preset"), alike):
         for other in plain:
             if all(getattr(other.config, name) == getattr(group.config, name) for name in names):
                 return other

@@ -18,12 +18,13 @@ SENSITIVITY = "sensitivity-train"
 
 def results_section(groups: Sequence[Group], heading: str = "Results") -> Section:
     """One row a configuration."""
-    with_rise = any(_loss_rises(group) is not None for group in groups)
-    header = ("", "n", "test accuracy, last epoch", *(["loss rise under noise†"] if with_rise else []))
-    header += ("test loss", "train loss", "best epoch*", "gradient evaluations", "seconds")
+    rises = _loss_rises(groups)
+    with_rise = any(rise is not None for rise in rises)
+    judged = _judged_on(groups)
+    header = ("", "n", f"{judged} accuracy, last epoch", *(["loss rise under noise†"] if with_rise else []))
+    header += (f"{judged} loss", "train loss", "best epoch*", "gradient evaluations", "seconds")
     rows = []
-    for i, group in enumerate(groups):
-        rise = _loss_rises(group)
+    for i, (group, rise) in enumerate(zip(groups, rises)):
         texts = [
             name_of(group, groups),
             str(len(group.records)),
@@ -39,8 +40,8 @@ def results_section(groups: Sequence[Group], heading: str = "Results") -> Sectio
         rows.append(Row(tuple(map(Cell, texts)), starts))
     notes = (
         "Mean ± standard deviation over n runs that differ in nothing but their seed. The train loss is what training "
-        "saw, with its noise. * The best epoch is chosen on the test set itself and flatters every method, some more "
-        "than others: read the last epoch.",
+        f"saw, with its noise. * The best epoch is chosen on the {judged} images themselves and flatters every method, "
+        "some more than others: read the last epoch.",
         *([f"† {_rise_in_words(groups)}"] if with_rise else []),
     )
     return Section(heading, notes, Table(header, tuple(rows)))
@@ -49,11 +50,12 @@ def results_section(groups: Sequence[Group], heading: str = "Results") -> Sectio
 def differences_section(groups: Sequence[Group], heading: str = "Against the baseline") -> Section | None:
     """What the figures allow to be said: every method against the plain runs of the same batch size."""
     rows, ns, with_rise = [], set(), False
-    for group in groups:
+    rises = _loss_rises(groups)
+    for group, ours in zip(groups, rises):
         base = baseline_of(group, groups)
         if base is None or base is group:
             continue
-        ours, theirs = _loss_rises(group), _loss_rises(base)
+        theirs = rises[groups.index(base)]
         rise = difference(theirs.values, ours.values, base.seeds == group.seeds) if ours and theirs else None
         with_rise = with_rise or rise is not None
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
@@ -62,12 +64,14 @@ def differences_section(groups: Sequence[Group], heading: str = "Against the bas
         rows.append((Cell(name_of(group, groups)), *cells))
     if not rows:
         return None
-    header = ("", "test accuracy, points", "loss rise under noise (less is flatter)", "test loss")
+    judged = _judged_on(groups)
+    header = ("", f"{judged} accuracy, points", "loss rise under noise (less is flatter)", f"{judged} loss")
     if not with_rise:
         header, rows = (*header[:2], header[3]), [(*row[:2], row[3]) for row in rows]
     note = (
         f"Difference of the means with its 95 % interval (Student's t; {', '.join(sorted(ns)) or 'n = 1'}). Bold: zero "
-        "lies outside and there are at least three runs a side. Grey: no difference measured."
+        "lies outside and there are at least three runs a side (green: better, orange: worse). Grey: no difference "
+        "measured."
     )
     return Section(heading, (note,), Table(header, tuple(Row(row) for row in rows)))
 
@@ -106,7 +110,13 @@ def _usual_name(group: Group, groups: Sequence[Group]) -> str:
     symbol = METHODS[config.method].symbol
     strength = f", {symbol} = {config.strength:g}" if config.strength else ""
     length = f", {config.epochs} epochs" if len({g.config.epochs for g in groups}) > 1 else ""
-    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}"
+    judged = ", on held-out images" if config.hold_out and _judged_on(groups) == "test" else ""
+    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}{judged}"
+
+
+def _judged_on(groups: Sequence[Group]) -> str:
+    """What accuracies are of: training images that were held out, where that is so of all."""
+    return "held-out" if groups and all(group.config.hold_out for group in groups) else "test"
 
 
 def _accuracy(record: Record) -> float:
@@ -125,12 +135,26 @@ def _curves(group: Group) -> list[measurements.Measurement]:
     return [each for each in found if each is not None]
 
 
-def _loss_rises(group: Group) -> Sample | None:
-    """C̄(w; a) − C(w) at the strongest noise of the grid, for every run; None unless all were measured."""
-    curves = [each.result for each in _curves(group)]
-    if len(curves) != len(group.runs) or not curves:
-        return None
-    return Sample(tuple(curve.losses[-1] - curve.losses[0] for curve in curves))
+def _loss_rises(groups: Sequence[Group]) -> list[Sample | None]:
+    """C̄(w; a) − C(w) at the strongest noise of the grid, for every run of each group.
+
+    None where not all of a group were measured, and for all where not all were measured in the same way.
+    """
+    by_group = [_curves(group) for group in groups]
+    if len({_way(each) for curves in by_group for each in curves}) > 1:
+        return [None] * len(groups)
+    return [
+        Sample(tuple(each.result.losses[-1] - each.result.losses[0] for each in curves))
+        if curves and len(curves) == len(group.runs)
+        else None
+        for group, curves in zip(groups, by_group)
+    ]
+
+
+def _way(each: measurements.Measurement) -> tuple[object, ...]:
+    """How a curve was measured."""
+    curve = each.result
+    return curve.strengths, curve.noise, curve.scale, curve.draws, each.how.get("weights"), each.how.get("images")
 
 
 def _rise_in_words(groups: Sequence[Group]) -> str:
@@ -147,7 +171,7 @@ def figures_section(groups: Sequence[Group]) -> Section:
     """How training went, and how flat the minima are."""
     drawn = []
     curves = [[each.result for each in _curves(group)] for group in groups]
-    if all(curves) and curves:
+    if all(curves) and any(_loss_rises(groups)):
         axis = "noise strength a"
         if curves[0][0].scale == "filter":
             axis += " (relative to filter norms)"
@@ -158,14 +182,16 @@ def figures_section(groups: Sequence[Group]) -> Section:
         drawn.append(Figure(figures.sensitivity_curves(groups, curves, axis), caption))
     drawn.append(
         Figure(
-            figures.training_curves(groups, lambda m: m.test_loss, "test loss", log=True),
-            "The loss on images that training never saw: a network that grows too sure of itself lets it rise again.",
+            figures.training_curves(groups, lambda m: m.test_loss, f"{_judged_on(groups)} loss", log=True),
+            "The loss on images that training never saw.",
         )
     )
     drawn.append(
         Figure(
-            figures.training_curves(groups, lambda m: 100 * m.test_accuracy, "test accuracy, %", log=False),
-            "Test accuracy, mean over seeds.",
+            figures.training_curves(
+                groups, lambda m: 100 * m.test_accuracy, f"{_judged_on(groups)} accuracy, %", log=False
+            ),
+            "Accuracy on the same images, mean over seeds.",
         )
     )
     drawn.append(

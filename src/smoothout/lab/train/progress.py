@@ -55,17 +55,18 @@ class Lines(Silence):
     """
 
     def __init__(self, label: str = "") -> None:
-        self._epochs = 0
+        self._epochs, self._judged = 0, "test"
         self._label = label
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
     def start(self, config: Config, steps_per_epoch: int, position: Position) -> None:
-        self._epochs = config.epochs
+        self._epochs, self._judged = config.epochs, judged_on(config)
 
     def end_epoch(self, metrics: EpochMetrics) -> None:
-        self.say(f"{self._label}epoch {metrics.epoch}/{self._epochs}  {described(metrics)}  {metrics.seconds:.2f} s")
+        what = described(metrics, self._judged)
+        self.say(f"{self._label}epoch {metrics.epoch}/{self._epochs}  {what}  {metrics.seconds:.2f} s")
 
 
 class TerminalBar(Silence):
@@ -85,6 +86,7 @@ class TerminalBar(Silence):
         )
         self._task = self._bar.add_task("training", total=None, shown="")
         self._epochs = self._steps = self._done = 0
+        self._judged = "test"
         self._last = ""
         self._drawn = 0.0
 
@@ -99,7 +101,7 @@ class TerminalBar(Silence):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, config: Config, steps_per_epoch: int, position: Position) -> None:
-        self._epochs, self._steps = config.epochs, steps_per_epoch
+        self._epochs, self._steps, self._judged = config.epochs, steps_per_epoch, judged_on(config)
         self._bar.update(self._task, total=config.epochs * steps_per_epoch)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
@@ -115,17 +117,22 @@ class TerminalBar(Silence):
             self._bar.update(self._task, completed=self._done, shown=shown)
 
     def end_epoch(self, metrics: EpochMetrics) -> None:
-        self._last = f"loss {metrics.train_loss:.4f}  test {metrics.test_accuracy:.2%}"
+        self._last = f"loss {metrics.train_loss:.4f}  {self._judged} {metrics.test_accuracy:.2%}"
         shown = f"{self._last}  strength {metrics.strength:.4g}"
         self._bar.update(self._task, completed=self._done, shown=shown)
 
 
-def described(metrics: EpochMetrics) -> str:
+def judged_on(config: Config) -> str:
+    """What accuracies are called: those on training images that were held out are none of the test set."""
+    return "held-out" if config.hold_out else "test"
+
+
+def described(metrics: EpochMetrics, judged: str = "test") -> str:
     """An epoch in words and numbers."""
     smoothed = "" if metrics.smoothed_loss is None else f"  smoothed loss {metrics.smoothed_loss:.4f}"
     return (
         f"loss {metrics.train_loss:.4f}  train {metrics.train_accuracy:.2%}  "
-        f"test {metrics.test_accuracy:.2%} (loss {metrics.test_loss:.4f})  "
+        f"{judged} {metrics.test_accuracy:.2%} (loss {metrics.test_loss:.4f})  "
         f"lr {metrics.learning_rate:.4g}  strength {metrics.strength:.4g}{smoothed}"
     )
 

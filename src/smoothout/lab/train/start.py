@@ -16,9 +16,9 @@ from smoothout.lab.data import Dataset
 from smoothout.lab.presets import TABLE_1_MODELS
 from smoothout.lab.runs import RESULT, NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
 from smoothout.lab.train import build, checkpoint
-from smoothout.lab.train.loop import Surroundings, Trainer
+from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
-from smoothout.lab.train.progress import Progress, progress_for
+from smoothout.lab.train.progress import Progress, judged_on, progress_for
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
 from smoothout.lab.train.turns import Clock, Run, alone, in_turns
@@ -81,7 +81,8 @@ def attempt(
 ) -> list[Record | Exception]:
     """Several runs, and for each its record, or the RunError or Interrupted that ended it.
 
-    Those that would come after a run that failed, and do not share the device with it, are not begun.
+    Those that would come after a run that failed, and do not share the device with it, are not begun; those after one
+    that diverged are.
     """
     options = Options() if options is None else options
     if options.checkpoint_every < 1:
@@ -93,7 +94,7 @@ def attempt(
     data = _Data(options.data_root, device)
     try:
         with StopRequest(options.minutes) as stop:
-            while len(results) < len(configs) and not any(isinstance(result, Exception) for result in results):
+            while len(results) < len(configs) and not any(map(_ends_all, results)):
                 waiting = configs[len(results) :]
                 group = waiting[: _together(waiting, options, device, processes)]
                 make = partial(_one_run, options=options, device=device, processes=processes, stop=stop, data=data)
@@ -104,6 +105,10 @@ def attempt(
             return results
     finally:
         processes.close()
+
+
+def _ends_all(result: Record | Exception) -> bool:
+    return isinstance(result, Exception) and not isinstance(result, Diverged)
 
 
 def _alone(make: Callable[[], Run[Record]]) -> Record | Exception:
@@ -225,7 +230,7 @@ def summary(record: Record) -> str:
     """A finished run in one line: last and best epoch, each named."""
     last, best = record.last, record.best
     return (
-        f"test accuracy {last.test_accuracy:.2%} in the last epoch ({last.epoch}), "
+        f"{judged_on(record.config)} accuracy {last.test_accuracy:.2%} in the last epoch ({last.epoch}), "
         f"{best.test_accuracy:.2%} in the best ({best.epoch}); {record.seconds:.1f} s"
     )
 

@@ -22,6 +22,13 @@ class Interrupted(Exception):
         self.exit_code = _EXIT_CODES.get(code, 128 + code)
 
 
+def check_minutes(minutes: float) -> float:
+    """A time budget, if it is one."""
+    if not minutes >= 0:  # nor is what is not a number
+        raise ValueError(f"minutes={minutes}: give a time budget of 0 or more")
+    return minutes
+
+
 class StopRequest:
     """Remembers the first signal; the second one has its usual effect, so that nobody is kept waiting.
 
@@ -31,7 +38,7 @@ class StopRequest:
 
     def __init__(self, minutes: float | None = None) -> None:
         self._signal = 0
-        self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self._deadline = None if minutes is None else time.monotonic() + 60 * check_minutes(minutes)
         self._before: dict[int, object] = {}
 
     @property
