@@ -18,7 +18,7 @@ from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.report.groups import group_runs
 from smoothout.lab.report.page import Page, Section
-from smoothout.lab.report.sections import SENSITIVITY, all_sections, provenance
+from smoothout.lab.report.sections import SENSITIVITY, all_sections, findings_section, provenance
 from smoothout.lab.runs import load_run, write_atomically
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -97,7 +97,8 @@ def _measure(folder: Path) -> None:
 
 def _write_page(out: Path, folders: list[Path], seconds: float) -> Demo:
     groups = group_runs(load_run(folder) for folder in folders)
-    sections = all_sections(groups)
+    findings = findings_section(groups)
+    sections = (*((findings,) if findings else ()), *all_sections(groups))
     records = [record for group in groups for record in group.records]
     foot = (*provenance(records, "smoothout demo"), ("Time", f"{seconds:.0f} s for all of it"))
     page = Page("What flatness is, and what SmoothOut does", LEAD, sections, foot, lesson=True)

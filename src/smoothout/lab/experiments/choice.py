@@ -124,11 +124,11 @@ def deep_candidates(setting: Setting, method: str, warm_up: float, epochs: int =
     told = _told(warm_up)
     rows = [of(factor, more=told) for factor in DEEP_FACTORS]
     rows += [of(factor, schedule, told) for schedule, factor in DEEP_RISING[warm_up]]
-    return rows if warm_up else [*rows, of(0.5, more=", one draw a step", draws="one")]
+    return rows if warm_up else [*rows, of(0.5, more=f", one draw a step{told}", draws="one")]
 
 
 def _told(warm_up: float) -> str:
-    return f", {warm_up:g} epochs of warm-up" if warm_up else ""
+    return f", {warm_up:g} epochs of warm-up" if warm_up else ", no warm-up"
 
 
 # ---- the best --------------------------------------------------------------------------------------------------------
@@ -193,6 +193,8 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
                 verdicts.append(Verdict(claim, NOT_MEASURED, ""))
                 continue
             chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.row.config).items())
+            if "plain" in methods and (network.model, batch_size, "plain") not in CHOSEN:
+                chosen += ": for now, since its baseline has not chosen"
             other = "as the text trains" if method == "plain" else "of the baseline"
             evidence = (
                 f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % {other}, n = {len(found.seeds)}"

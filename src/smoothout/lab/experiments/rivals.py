@@ -111,7 +111,7 @@ def rivals(setting: Setting) -> Experiment:
             f"chosen out of {len(FACTORS)} for each batch size on held-out training images.",
             "Seconds are of training and judging every epoch, one process with one thread; their spread is that of the "
             "machine's other work. SWA and EMA train as the baseline does and differ in the weights that "
-            "are judged.",
+            "are judged. LPF-SGD takes one draw a step here; its authors take several, each for a part of the batch.",
         ),
         compares_costs=True,
     )

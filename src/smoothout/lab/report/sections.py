@@ -76,6 +76,40 @@ def differences_section(groups: Sequence[Group], heading: str = "Against the bas
     return Section(heading, (note,), Table(header, tuple(Row(row) for row in rows)))
 
 
+def findings_section(groups: Sequence[Group], heading: str = "What came out") -> Section | None:
+    """The same in words, for who reads one page in a minute."""
+    sentences, flatter, better = [], 0, 0
+    rises = _loss_rises(groups)
+    for group, ours in zip(groups, rises):
+        base = baseline_of(group, groups)
+        theirs = None if base is None else rises[groups.index(base)]
+        if base is None or base is group or ours is None or theirs is None:
+            continue
+        rise = difference(theirs.values, ours.values, base.seeds == group.seeds)
+        accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
+        flat = _in_words(rise, "sharper than", "flatter than", "not measurably flatter than")
+        name = name_of(group, groups)
+        sentences.append(
+            f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss "
+            f"{_in_words(loss, 'higher', 'lower', 'not measurably different')}, accuracy "
+            f"{_in_words(accuracy, 'higher', 'lower', 'not measurably different')}."
+        )
+        is_flatter = rise is not None and rise.is_shown and rise.mean < 0
+        flatter += is_flatter
+        better += is_flatter and loss is not None and loss.is_shown and loss.mean < 0
+    if not sentences:
+        return None
+    lesson = (
+        f"Of {flatter} that are flatter, {better} have a lower test loss: flatness is measured apart from accuracy, "
+        "since the one does not promise the other."
+    )
+    return Section(heading, (*sentences, lesson))
+
+
+def _in_words(d: Difference | None, more: str, less: str, neither: str) -> str:
+    return neither if d is None or not d.is_shown else more if d.mean > 0 else less
+
+
 def _difference(d: Difference | None, *, more_is_better: bool = False, scale: float = 1.0) -> Cell:
     if d is None:
         return Cell("–", "faint")
