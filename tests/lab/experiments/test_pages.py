@@ -115,7 +115,9 @@ def test_no_gain_is_claimed_where_runs_diverged(as_if_run):
     with_lost = row_of([*finished, lost])
     assert (with_lost["effect³"].tone, with_lost["sign"].text) == ("faint", "no claim: runs diverged")
     assert with_lost["n"].text == "3, 1 more diverged"
-    shown, hidden = (digest([(Setting(), table1(Setting()))], Records(each)) for each in (finished, [*finished, lost]))
+    shown, hidden = (
+        digest([(Setting(), table1(Setting()))], Records(each)).to_markdown() for each in (finished, [*finished, lost])
+    )
     assert "**" in shown
     assert "**" not in hidden
     assert "1 more diverged" in hidden

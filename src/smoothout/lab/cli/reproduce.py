@@ -129,7 +129,7 @@ def _reproduce(
         elif dry_run:
             _print_configurations(asked)
         elif digest:
-            print(digest_of(experiments, records), end="")
+            print(digest_of(experiments, records).to_markdown())
         elif markdown:
             print(results_markdown(experiments, records, _command()), end="")
         elif only_records:

@@ -11,6 +11,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Setting
 from smoothout.lab.report import paper
+from smoothout.lab.report.digest import digest
 from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.paper_figures import drawn, to_png
 from smoothout.lab.report.sections import provenance
@@ -21,6 +22,10 @@ Wanted = Sequence[tuple[Setting, Experiment]]
 MOST_IN_A_TITLE = 4
 
 LEAD = "Our runs beside those of Wen et al., SmoothOut (2018)."
+IN_SHORT = (
+    "Last epoch, mean ± standard deviation over n seeds, the change against the baseline in points with its 95 % "
+    "interval, in bold where zero is outside. Every row and what it comes from is below."
+)
 TINY = (
     "Tiny scale: small networks on the digits. It shows that everything runs; the paper's numbers are no target here."
 )
@@ -44,13 +49,20 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     title = "The paper's numbers and ours" + (f": {', '.join(names)}" if len(names) <= MOST_IN_A_TITLE else "")
     out.mkdir(parents=True, exist_ok=True)
     path = (out / "index.html").resolve()
-    write_atomically(path, Page(title, lead, (reading, *sections), foot).to_html().encode())
+    short = _in_short(experiments, records) if only_measured else ()
+    write_atomically(path, Page(title, lead, (*short, reading, *sections), foot).to_html().encode())
     for setting, experiment in experiments:
         for i, drawing in enumerate(experiment.drawings):
             draw = drawn(drawing, records)
             if draw is not None:
                 write_atomically(path.with_name(f"{experiment.name}-{setting.preset}-{i}.png"), to_png(draw))
     return path
+
+
+def _in_short(experiments: Wanted, records: Records) -> tuple[Section, ...]:
+    """Tables 1 and 2 in a few lines, if there are any."""
+    table = digest(experiments, records)
+    return (Section("In short", (IN_SHORT,), table),) if table.rows else ()
 
 
 def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
@@ -81,7 +93,7 @@ def records_of(experiments: Wanted, records: Records) -> list[Record]:
 
 def results_markdown(experiments: Wanted, records: Records, command: str) -> str:
     """The tables of all that has been measured; which have nothing yet is said at the end."""
-    sections: list[Section] = []
+    sections = list(_in_short(experiments, records))
     unmeasured: dict[str, list[str]] = {}
     # Pictures are for pages, and the rows of figures stand in tables.
     tables = [(setting, experiment) for setting, experiment in experiments if not experiment.name.startswith("figure")]

@@ -17,8 +17,8 @@ COMPARED = ("smoothout", "adasmoothout")
 BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what it prints -->"
 
 
-def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> str:
-    """Markdown: what has been measured of Tables 1 and 2, with the change against the baseline.
+def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> Table:
+    """What has been measured of Tables 1 and 2, with the change against the baseline.
 
     Without lines of too few runs to claim anything, and without those that are another preset's runs.
     """
@@ -32,8 +32,7 @@ def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) 
                 rows.append(_line(base, experiment, setting, records))
             seen.add(runs)
     titles = tuple(METHODS[name].title for name in COMPARED)
-    table = Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
-    return table.to_markdown() + "\n"
+    return Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
 
 
 def between_marks(text: str) -> str:
@@ -65,4 +64,4 @@ def _cell(base: Group, group: Group | None, diverged: int) -> Cell:
         return Cell(f"{accuracy} (too few runs){lost}")
     change = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
     is_claimed = effect.is_shown and not (diverged and effect.mean > 0)
-    return Cell(f"{accuracy}: {f'**{change}**' if is_claimed else change}{lost}")
+    return Cell(f"{accuracy}: {change}{lost}", ("good" if effect.mean > 0 else "bad") if is_claimed else "")
