@@ -1,6 +1,6 @@
-"""Which launch of the fused kernels is fastest: tile, warps, cache hints, registers, filters held in registers.
+"""Which launch of the fused kernels is fastest: tile and warps.
 
-Device time from CUDA graphs. First all tiles and warps; then, with the best of these, the rest. Compiles in parallel.
+Device time from CUDA graphs. Compiles in parallel.
 Without CUDA (TRITON_INTERPRET=1) it goes through the motions on tiny tensors, to be tested.
 """
 
@@ -110,23 +110,6 @@ def copy_rate() -> float:
     )
 
 
-def second_round(best: dict) -> list[Launch]:
-    """Variations of the best tile and warps; not where ten thousand tensors take long to set up."""
-    if best["case"] == CASES[3]:
-        return []
-    tile, warps = best["tile"], best["warps"]
-    filter_only = best["scale"] == "filter"
-    variations = [{"cache": "evict first"}, {"cache": "streaming"}, {"registers": 40}, {"registers": 48}]
-    if filter_only:
-        variations += [
-            {"hold": True},
-            {"hold": True, "tile": 2048, "warps": 4},
-            {"hold": True, "tile": 4096, "warps": 8},
-        ]
-        variations += [{"hold": True, "tile": 8192, "warps": 16}]
-    return [Launch(**({"tile": tile, "warps": warps} | change)) for change in variations]
-
-
 def compile_all(pool, jobs: list[tuple[str, str, Launch]]) -> None:
     if pool is not None:
         start = time.perf_counter()
@@ -140,22 +123,19 @@ def main() -> None:
     # A spawned process takes seconds to start: not more of them than cores.
     pool = multiprocessing.get_context("spawn").Pool(min(16, len(os.sched_getaffinity(0)))) if ON_CUDA else None
     pairs = list(itertools.product(CASES, SCALES))
-    first = [Launch(tile, warps) for tile, warps in SHAPES]
-    compile_all(pool, [(case, scale, launch) for launch in first for case, scale in pairs])
+    launches = [Launch(tile, warps) for tile, warps in SHAPES]
+    compile_all(pool, [(case, scale, launch) for launch in launches for case, scale in pairs])
     copy = copy_rate()
-    found = {pair: [row for launch in first if (row := measure(*pair, launch, copy))] for pair in pairs}
-    second = {pair: second_round(min(rows, key=lambda row: row["both µs"])) for pair, rows in found.items() if rows}
-    compile_all(pool, [(*pair, launch) for pair, launches in second.items() for launch in launches])
     rows = []
-    for pair, launches in second.items():
-        found[pair] += [row for launch in launches if (row := measure(*pair, launch, copy))]
-        ranked = sorted(found[pair], key=lambda row: row["both µs"])
+    for pair in pairs:
+        found = [row for launch in launches if (row := measure(*pair, launch, copy))]
+        ranked = sorted(found, key=lambda row: row["both µs"])
         default = Launch().__dict__
         shown = [r for i, r in enumerate(ranked) if i < args.keep or all(r[k] == v for k, v in default.items())]
-        rows += shown + [ranked[-1]] * (ranked[-1] not in shown)
+        rows += shown + [row for row in ranked[-1:] if row not in shown]
     if pool is not None:
         pool.terminate()
-    columns = ["case", "scale", "tile", "warps", "cache", "hold", "registers"]
+    columns = ["case", "scale", "tile", "warps"]
     columns += ["draw µs", "restore µs", "both µs", "draw ÷ copy", "both ÷ copy"]
     finish(args, columns, rows, f"{__doc__} A copy: {copy:.0f} GB/s. The best of each, the default, the slowest.")
     print(f"a copy: {copy:.0f} GB/s; {time.perf_counter() - start:.0f} s in all")

@@ -134,7 +134,7 @@ class Reader:
         assert alike, f"the page shows\n{block.text}\nand it printed\n{ended}"
 
     def run_tree(self, block: Block) -> None:
-        folder = ROOT
+        folder, named = ROOT, set()
         for line in block.text.split("\n"):
             at_margin = re.match(r"[\w./]+/", line)
             if at_margin:
@@ -143,6 +143,10 @@ class Reader:
             inside = re.findall(r"(?:^[├└]── |\s{2,})(\w+(?:\.py|/))(?=\s)", line)
             for name in inside if not at_margin else ():
                 assert (folder / name).exists(), f"{name} is not in {folder}"
+                named.add(folder / name)
+        for package in {path.parent for path in named}:
+            left_out = {path for path in package.glob("[!_]*.py") if path not in named}
+            assert not left_out, f"not in the tree: {left_out}"
 
 
 def run_page(page: Path, folder: Path, connection) -> None:

@@ -18,6 +18,7 @@ from cases import CASES, DTYPES, assert_moved, assert_same, each_case, snapshot
 from smoothout import AdaSmoothOut, Bernoulli, Gaussian, SmoothOut, Uniform
 from smoothout.blocks import overlap
 from smoothout.perturb import Perturbation
+from smoothout.witness import Witness
 
 
 def leave_normally(smooth, check):
@@ -395,6 +396,23 @@ def test_blocks_cover_every_element_once_and_large_tensors_are_cut_by_rows():
         assert flat.unique().numel() > 0.9 * flat.numel()
 
 
+@pytest.mark.parametrize("first", ["made", "summary", "perturbed"])
+def test_inference_mode_does_not_poison_new_buffers(first):
+    model = nn.Linear(4, 3)
+    with torch.inference_mode(first == "made"):
+        smooth = SmoothOut(model)
+    if first != "made":
+        model.double()  # so that buffers are made anew
+    with torch.inference_mode():
+        if first == "summary":
+            smooth.summary()
+        elif first == "perturbed":
+            with smooth.perturbed():
+                pass
+    with smooth.perturbed():
+        model(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()
+
+
 def test_inference_mode_does_not_poison_the_buffers():
     model = nn.Linear(4, 4)
     smooth = SmoothOut(model)
@@ -450,7 +468,8 @@ class WritesToData(torch.optim.Optimizer):
         WritesToData,
     ],
 )
-def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make):
+def test_a_step_inside_that_version_counters_do_not_see_is_noticed(make, monkeypatch):
+    monkeypatch.setattr(Witness, "changed", lambda self: [])  # as on a GPU
     model, other = nn.Linear(4, 4), nn.Linear(4, 4)
     smooth, before = SmoothOut(model), snapshot(model)
     hooks = len(_global_optimizer_post_hooks)

@@ -104,15 +104,6 @@ def _group_of_row(tensor: Tensor, layout: FilterLayout, first_row: int, rows: in
     return torch.arange(first_row, first_row + tensor.shape[0], device=tensor.device) // group_size
 
 
-def normalise_to_filters(direction: Tensor, weight: Tensor, layout: FilterLayout, strength: float = 1.0) -> Tensor:
-    """θ̂ᵢ = a·‖wᵢ‖/‖θᵢ‖·θᵢ, so that ‖θ̂ᵢ‖ = a·‖wᵢ‖; zero where either norm is zero."""
-    if layout.clean_row is not None:
-        direction = direction.clone()
-        direction[layout.clean_row] = 0
-    factors = strength * filter_norms(weight, layout) / filter_norms(direction, layout).clamp_min(SMALLEST_NORM)
-    return direction * factors
-
-
 # Below this a norm in fp32 has underflowed: the filter counts as zero, and 0 · (‖w‖ / SMALLEST_NORM) is 0.
 SMALLEST_NORM = 1e-20
 

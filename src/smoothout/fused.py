@@ -32,10 +32,6 @@ _SCALES: dict[type, tl.constexpr] = {
     filters.Filter: kernels.FILTER,
 }
 
-
-_CACHE = {"plain": kernels.PLAIN, "evict first": kernels.EVICT_FIRST, "streaming": kernels.STREAMING}
-
-
 # Arguments of a launch whose seed, step and strength are in device memory.
 _IN_MEMORY = (0, 0, 0, 0, 0.0, 1)
 
@@ -234,14 +230,14 @@ class Fused:
         """Once through Triton's front end, then by what it compiled: the front end takes longer than the device."""
         if not programs:
             return
-        constants |= {"TILE": self._options.tile, "CACHE": _CACHE[self._options.cache].value}
+        constants |= {"TILE": self._options.tile}
         device = self._device
         here = device.type != "cuda" or torch.cuda.current_device() == device.index
         with nullcontext() if here else torch.cuda.device(device):
             if (compiled := self._compiled.get(key)) is not None:
                 compiled[(programs, 1, 1)](*operands, *constants.values())
             else:
-                options |= {"num_warps": self._options.warps, "maxnreg": self._options.registers}
+                options |= {"num_warps": self._options.warps}
                 # Triton's interpreter compiles nothing, and gives None.
                 self._compiled[key] = kernel[(programs,)](*operands, **constants, **options)
 

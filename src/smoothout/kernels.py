@@ -52,13 +52,10 @@ ABSOLUTE, WEIGHT, FILTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 APPLY, ADD, INTO, NOISE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 SMALLEST_NORM = tl.constexpr(filters.SMALLEST_NORM)
 
-# Ways to do an item, as bits. Element by element, or filter by filter: gone through twice, so many elements at a time,
-# or a whole filter held in registers. "Any" tiles are smaller: they take more registers.
+# Ways to do an item, as bits. Element by element, or filter by filter: gone through twice, so many elements at a time.
+# "Any" tiles are smaller: they take more registers.
 VECTOR, ANY, ANY_32, ANY_LARGE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(8)
-TWICE_32, TWICE_128, TWICE_LARGE, HELD = tl.constexpr(16), tl.constexpr(32), tl.constexpr(64), tl.constexpr(128)
-CHUNKS = tl.constexpr(4)  # of a tile: those beyond the end of a short tensor or filter cost nothing
-# What backups do in the caches: as any other access; not to push the weights out; not to stay.
-PLAIN, EVICT_FIRST, STREAMING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TWICE_32, TWICE_128, TWICE_LARGE = tl.constexpr(16), tl.constexpr(32), tl.constexpr(64)
 
 
 # ---- vector ways -----------------------------------------------------------------------------------------------------
@@ -87,7 +84,7 @@ def _noise_of_chunk(span, column, LAW: tl.constexpr, ROWS: tl.constexpr, WIDTH: 
 
 
 @triton.jit
-def _write(weights, other, offset, inside, w, theta, OUTPUT, CACHE):
+def _write(weights, other, offset, inside, w, theta, OUTPUT):
     if OUTPUT == NOISE:
         tl.store(other + offset, theta, inside)
     else:
@@ -96,12 +93,7 @@ def _write(weights, other, offset, inside, w, theta, OUTPUT, CACHE):
             tl.store(other + offset, moved.to(other.dtype.element_ty), inside)
         else:
             if OUTPUT == APPLY:
-                if CACHE == STREAMING:
-                    tl.store(other + offset, w, inside, cache_modifier=".cs")
-                elif CACHE == EVICT_FIRST:
-                    tl.store(other + offset, w, inside, eviction_policy="evict_first")
-                else:
-                    tl.store(other + offset, w, inside)
+                tl.store(other + offset, w, inside)
             tl.store(weights + offset, moved.to(w.dtype), inside)
 
 
@@ -122,7 +114,7 @@ def _scaled(n, w, scaling, SCALE):
 
 
 @triton.jit
-def _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+def _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, COUNT: tl.constexpr, WIDTH: tl.constexpr):
     tensor, weights, other, stream, tile, scaling = job
     base = tl.multiple_of(tile * (COUNT * WIDTH), 4)
     left = tl.minimum(tl.load(tensor + ELEMENTS) - base, COUNT * WIDTH)
@@ -138,7 +130,7 @@ def _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, COUNT: tl.const
             theta = _scaled(_noise_of_chunk(span, c * WIDTH, LAW, 1, WIDTH), held[c], scaling, SCALE)
             if HAS_CLEAN:
                 theta = tl.where(_is_clean(tensor, base + offset), 0.0, theta)
-            _write(weights, other, offset, inside, held[c], theta, OUTPUT, CACHE)
+            _write(weights, other, offset, inside, held[c], theta, OUTPUT)
 
 
 @triton.jit
@@ -178,7 +170,7 @@ def _squares(span, column, w, inside, LAW: tl.constexpr, ROWS: tl.constexpr, WID
 
 
 @triton.jit
-def _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Filters of any size: gone through for the norms, and again (from the cache, and the same draw) to write."""
     span, weights, other = _filters(job, ROWS)
     size = span[3]
@@ -198,33 +190,8 @@ def _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexp
     while column < size:
         offset, inside = _chunk(span, column, ROWS, WIDTH)
         theta = _noise_of_chunk(span, column, LAW, ROWS, WIDTH) * factor
-        _write(weights, other, offset, inside, tl.load(weights + offset, inside), theta, OUTPUT, CACHE)
+        _write(weights, other, offset, inside, tl.load(weights + offset, inside), theta, OUTPUT)
         column += WIDTH
-
-
-@triton.jit
-def _perturb_held_filter(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE: tl.constexpr):
-    """A filter that fits into registers: read and drawn once."""
-    span, weights, other = _filters(job, 1)
-    WIDTH: tl.constexpr = TILE // CHUNKS
-    held, drawn = (), ()
-    for c in tl.static_range(CHUNKS):
-        offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
-        held = held + (tl.load(weights + offset, inside, other=0.0),)  # noqa: RUF005
-    squares = tl.zeros((1, WIDTH, 2), tl.float32)
-    for c in tl.static_range(CHUNKS):
-        n = tl.zeros((1, WIDTH), tl.float32)
-        if c * WIDTH < span[3]:
-            n = _noise_of_chunk(span, c * WIDTH, LAW, 1, WIDTH)
-            w32 = held[c].to(tl.float32)
-            _, inside = _chunk(span, c * WIDTH, 1, WIDTH)
-            squares += tl.join(w32 * w32, tl.where(inside, n * n, 0.0))
-        drawn = drawn + (n,)  # noqa: RUF005
-    factor = _filter_factors(job, squares, HAS_CLEAN, 1)
-    for c in tl.static_range(CHUNKS):
-        if c * WIDTH < span[3]:
-            offset, inside = _chunk(span, c * WIDTH, 1, WIDTH)
-            _write(weights, other, offset, inside, held[c], drawn[c] * factor, OUTPUT, CACHE)
 
 
 # ---- any ways --------------------------------------------------------------------------------------------------------
@@ -267,15 +234,15 @@ def _any_tile(tensor, stream, row, column, LAW, HAS_CLEAN, ROWS: tl.constexpr, W
 
 
 @triton.jit
-def _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, WIDTH: tl.constexpr):
+def _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, WIDTH: tl.constexpr):
     tensor, weights, other, stream, tile, scaling = job
     offset, inside, n = _any_tile(tensor, stream, tile * 0, tile * WIDTH, LAW, HAS_CLEAN, 1, WIDTH)
     w = tl.load(weights + offset, inside)
-    _write(weights, other, offset, inside, w, _scaled(n, w, scaling, SCALE), OUTPUT, CACHE)
+    _write(weights, other, offset, inside, w, _scaled(n, w, scaling, SCALE), OUTPUT)
 
 
 @triton.jit
-def _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     tensor, weights, other, stream, tile, _ = job
     size = tl.load(tensor + FILTER_SIZE)
     squares = tl.zeros((ROWS, WIDTH, 2), tl.float32)
@@ -289,7 +256,7 @@ def _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, ROWS: tl.constexpr,
     column = tile * 0
     while column < size:
         offset, inside, n = _any_tile(tensor, stream, tile * ROWS, column, LAW, HAS_CLEAN, ROWS, WIDTH)
-        _write(weights, other, offset, inside, tl.load(weights + offset, inside), n * factor, OUTPUT, CACHE)
+        _write(weights, other, offset, inside, tl.load(weights + offset, inside), n * factor, OUTPUT)
         column += WIDTH
 
 
@@ -311,7 +278,7 @@ def draw_kernel(
     items, table, others, state, group, token, draw, sign, epsilon,
     seed_low, seed_high, step_low, step_high, strength, in_memory,
     DTYPE: tl.constexpr, OTHER_DTYPE: tl.constexpr, LAW: tl.constexpr, SCALE: tl.constexpr, OUTPUT: tl.constexpr,
-    HAS_CLEAN: tl.constexpr, WAYS: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr,
+    HAS_CLEAN: tl.constexpr, WAYS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """WAYS has a bit for each way that the items take: others need no registers, and no time to compile."""
     item = items + tl.program_id(0) * 3
@@ -327,35 +294,32 @@ def draw_kernel(
     if way == VECTOR:
         if VECTOR & WAYS:
             if SCALE == FILTER:  # then these are biases: a small tile for them leaves registers to the others
-                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 4)
+                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, 1, TILE // 4)
             else:
-                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, 4, TILE // 4)
+                _perturb_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, 4, TILE // 4)
     elif way == ANY:
         if ANY & WAYS:
-            _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, CACHE, TILE // 8)
+            _perturb_any_elements(job, LAW, SCALE, OUTPUT, HAS_CLEAN, TILE // 8)
     elif SCALE == FILTER:
         if way == ANY_32:
             if ANY_32 & WAYS:
-                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 256, 32)
+                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, TILE // 256, 32)
         elif way == ANY_LARGE:
             if ANY_LARGE & WAYS:
-                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 8)
+                _perturb_any_filters(job, LAW, OUTPUT, HAS_CLEAN, 1, TILE // 8)
         elif way == TWICE_32:
             if TWICE_32 & WAYS:
-                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 128, 32)
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, TILE // 128, 32)
         elif way == TWICE_128:
             if TWICE_128 & WAYS:
-                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE // 512, 128)
-        elif way == TWICE_LARGE:
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, TILE // 512, 128)
+        elif way == TWICE_LARGE:  # noqa: SIM102
             if TWICE_LARGE & WAYS:
-                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, CACHE, 1, TILE // 4)
-        elif way == HELD:  # noqa: SIM102
-            if HELD & WAYS:
-                _perturb_held_filter(job, LAW, OUTPUT, HAS_CLEAN, CACHE, TILE)
+                _perturb_filters_twice(job, LAW, OUTPUT, HAS_CLEAN, 1, TILE // 4)
 
 
 @triton.jit
-def _copy(tensor, weights, backup, tile, elements, CACHE, IS_VECTOR: tl.constexpr, WIDTH: tl.constexpr):
+def _copy(tensor, weights, backup, tile, elements, IS_VECTOR: tl.constexpr, WIDTH: tl.constexpr):
     start, numbers = tile * WIDTH, tl.arange(0, WIDTH)
     left = tl.minimum(elements - start, WIDTH).to(tl.int32)
     if IS_VECTOR:
@@ -366,16 +330,12 @@ def _copy(tensor, weights, backup, tile, elements, CACHE, IS_VECTOR: tl.constexp
     else:
         inside = numbers < left
         offset = _offset_in_memory(tensor, tl.where(inside, start.to(tl.int32) + numbers, 0))
-    if CACHE == PLAIN:
-        values = tl.load(backup + offset, inside)
-    else:
-        values = tl.load(backup + offset, inside, eviction_policy="evict_first")
-    tl.store(weights + offset, values, inside)
+    tl.store(weights + offset, tl.load(backup + offset, inside), inside)
 
 
 @triton.jit(do_not_specialize=["group", "token"])
 def restore_kernel(
-    items, table, backups, state, group, token, DTYPE: tl.constexpr, TILE: tl.constexpr, CACHE: tl.constexpr
+    items, table, backups, state, group, token, DTYPE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
@@ -384,6 +344,6 @@ def restore_kernel(
     backup = _pointer(backups + number, DTYPE)
     elements = tl.where(tl.load(state + BACKED_UP + group) == token, tl.load(tensor + ELEMENTS), 0)
     if way == VECTOR:
-        _copy(tensor, weights, backup, tile, elements, CACHE, True, TILE)
+        _copy(tensor, weights, backup, tile, elements, True, TILE)
     else:
-        _copy(tensor, weights, backup, tile, elements, CACHE, False, TILE // 8)
+        _copy(tensor, weights, backup, tile, elements, False, TILE // 8)

@@ -75,14 +75,16 @@ class Perturbation:
         self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles find their tensors again: views would be stored with all of what they are views of."""
-        found_again = ("_blocks", "_foreach", "_witness")
+        """Copies and pickles find their tensors again: a pickle would store each of them anew, next to the model's."""
+        found_again = ("_weights", "_backups", "_slots", "_blocks", "_foreach", "_witness")
         kept = {k: v for k, v in self.__dict__.items() if k not in found_again}
-        return kept | {"_addresses": [], "_edges": []}
+        return kept | {"_parameters": [], "_addresses": [], "_edges": [], "_fused": None}
 
     @property
     def generator_kind(self) -> str:
         """The kind of generator that draws: raw θ is reproducible within a kind, and differs between kinds."""
+        if not self.active:
+            self._refresh()  # the model may have moved since the last draw
         return self._weights[0].device.type if self._fused is None else "fused"
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
@@ -315,6 +317,11 @@ class Perturbation:
                 "model's parameters there"
             )
         self._rank = rank
+        with _outside_inference_mode():
+            self._find_tensors()
+
+    def _find_tensors(self) -> None:
+        """All that depends on where the parameters are."""
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
@@ -337,9 +344,10 @@ class Perturbation:
                 stacklevel=2,
             )
         self._fused = None if overlaps else self._fuse(shards, layouts)
-        # A user's own noise draws parameter by parameter.
-        cut = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, shares_fills(self.noise))
-        self._blocks = [] if self._fused is not None else cut
+        self._blocks = []
+        if self._fused is None:  # a user's own noise draws parameter by parameter
+            own = shares_fills(self.noise)
+            self._blocks = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, own)
         self._foreach = Foreach(
             self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale, overlaps
         )

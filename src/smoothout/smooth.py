@@ -29,6 +29,20 @@ from smoothout.schedule import Schedule, factor
 from smoothout.select import Predicate, select_parameters
 from smoothout.summary import Summary, summarise
 
+DEEPSPEED = (
+    "DeepSpeed keeps the weights in buffers of its own, which noise on the parameters does not reach: SmoothOut "
+    "cannot train with it; use DDP or FSDP2"
+)
+FSDP1 = (
+    "the first FSDP flattens parameters, which loses the filters, and keeps gathered copies that noise does not reach: "
+    "use FSDP2 (fully_shard)"
+)
+DATA_PARALLEL = (
+    "DataParallel copies the model in every forward, and the copies' gradients are not those of one θ: use "
+    "DistributedDataParallel (start one process for each GPU, or show this one a single GPU)"
+)
+_UNSUPPORTED = {"DeepSpeedEngine": DEEPSPEED, "FullyShardedDataParallel": FSDP1, "DataParallel": DATA_PARALLEL}
+
 
 class SmoothOut:
     """Trains on C̄(w) = E[C(w + θ)]: perturb, take the gradient there, put the weights back exactly, step.
@@ -298,17 +312,13 @@ def check_strength(value: float) -> float:
 
 
 def check_model(model: nn.Module) -> None:
-    """A module, and not a DataParallel or FSDP1 one, parts of which would not see the noise."""
+    """A module that noise reaches. Wrappers that it does not are found by class names: they need not be installed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
     for module in model.modules():
-        if isinstance(module, nn.DataParallel):
-            raise ValueError("model is a DataParallel: use DistributedDataParallel, or give the module inside it")
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueError(
-                "model is a FullyShardedDataParallel, the first FSDP: it flattens parameters, which loses the filters, "
-                "and keeps gathered copies that noise does not reach; use FSDP2 (fully_shard)"
-            )
+        for base in type(module).__mro__:
+            if base.__name__ in _UNSUPPORTED:
+                raise ValueError(f"model is a {base.__name__}: {_UNSUPPORTED[base.__name__]}")
 
 
 def make_perturbation(

@@ -25,16 +25,10 @@ class Launch:
     Args:
         tile: elements that a program does, a power of two from 1024 on.
         warps: of a program.
-        cache: what the backups do there: "plain", "evict first" or "streaming".
-        hold: filters that fit into a tile are kept in registers, instead of read and drawn twice.
-        registers: of a thread, at most: fewer let more programs run at once.
     """
 
     tile: int = 2048
     warps: int = 4
-    cache: str = "plain"
-    hold: bool = False
-    registers: int | None = None
 
 
 # Ways that all small models compile alike, so that they share a kernel.
@@ -96,7 +90,7 @@ def describe_group(parts: Sequence[Part], dtype: torch.dtype, by_filter: bool, l
         rows.append(_describe(part, whole_filters))
         if whole_filters:
             count, size = rows[-1][kernels.FILTERS.value], rows[-1][kernels.FILTER_SIZE.value]
-            items.append(_filter_items(i, part, count, size, launch))
+            items.append(_filter_items(i, part, count, size, tile))
         else:
             at_once = (tile // 4 if by_filter else tile) if in_order(part) else 0
             items.append(_element_items(i, part, at_once, tile))
@@ -125,11 +119,8 @@ def _element_items(number: int, part: Part, at_once: int, tile: int) -> np.ndarr
     return _items(number, part.weights.numel(), *way)
 
 
-def _filter_items(number: int, part: Part, count: int, size: int, launch: Launch) -> np.ndarray:
-    tile = launch.tile
+def _filter_items(number: int, part: Part, count: int, size: int, tile: int) -> np.ndarray:
     if part.layout.axis == 0 and in_order(part) and size % 4 == 0:
-        if launch.hold and tile // 4 < size <= tile:
-            return _items(number, count, 1, kernels.HELD)
         if size < 128:
             return _items(number, count, tile // 128, kernels.TWICE_32)
         if size < 1024:

@@ -8,13 +8,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.integrations.arguments import (
-    DEEPSPEED,
     Arguments,
     check_arguments,
     missing,
-    refuse_unsupported_wrappers,
 )
-from smoothout.smooth import SmoothOut
+from smoothout.smooth import DEEPSPEED, SmoothOut, check_model
 
 try:
     from accelerate import Accelerator, DistributedType
@@ -55,7 +53,7 @@ def attach(
         raise ValueError(DEEPSPEED)
     if accelerator.distributed_type == DistributedType.MEGATRON_LM:
         raise ValueError("Megatron-LM has an optimizer and a loop of its own, which SmoothOut cannot follow: use FSDP2")
-    refuse_unsupported_wrappers(model)
+    check_model(model)
     # By parameters: models are listed before DDP and torch.compile wrap them, and unwrap_model() changes compiled ones.
     if not any(set(model.parameters()) == set(prepared.parameters()) for prepared in accelerator._models):
         raise ValueError("this model is not one that accelerator.prepare() returned: prepare first, then attach")

@@ -1,5 +1,5 @@
 """What the three integrations share: the arguments of SmoothOut, taken before there is a model, and what to say when a
-framework is missing or wraps the model in a way that noise cannot reach."""
+framework is missing."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ from smoothout.noise import Noise
 from smoothout.schedule import Schedule
 from smoothout.select import Predicate
 from smoothout.smooth import SmoothOut
-
-DEEPSPEED = (
-    "DeepSpeed keeps the weights in buffers of its own, which noise on the parameters does not reach: SmoothOut "
-    "cannot train with it; use DDP or FSDP2"
-)
-FSDP1 = (
-    "this is the first FSDP (FullyShardedDataParallel), which flattens the parameters, so that filters are lost: "
-    "SmoothOut supports FSDP2 (fully_shard)"
-)
-DATA_PARALLEL = (
-    "DataParallel copies the model in every forward, and the copies' gradients are not those of one θ: use "
-    "DistributedDataParallel (start one process for each GPU, or show this one a single GPU)"
-)
-_UNSUPPORTED = {"DeepSpeedEngine": DEEPSPEED, "FullyShardedDataParallel": FSDP1, "DataParallel": DATA_PARALLEL}
 
 
 class Arguments(TypedDict, total=False):
@@ -50,15 +36,6 @@ def check_arguments(strength: float, draw: str, arguments: Mapping[str, Any]) ->
     check_draw(draw)
     if arguments.get("select") is not None and not callable(arguments["select"]):
         raise TypeError(f"select={arguments['select']!r} is not callable: give (name, parameter, module) -> bool")
-
-
-def refuse_unsupported_wrappers(model: nn.Module) -> None:
-    """Raise if the model, or a part of it, is wrapped by what noise cannot work with. Found by class names: the
-    frameworks need not be installed."""
-    for module in model.modules():
-        for base in type(module).__mro__:
-            if base.__name__ in _UNSUPPORTED:
-                raise ValueError(_UNSUPPORTED[base.__name__])
 
 
 def missing(package: str, extra: str) -> ImportError:

@@ -13,15 +13,12 @@ from torch import nn
 
 from smoothout.attach import Attachment
 from smoothout.integrations.arguments import (
-    DEEPSPEED,
-    FSDP1,
     Arguments,
     check_arguments,
     missing,
-    refuse_unsupported_wrappers,
 )
 from smoothout.select import Predicate
-from smoothout.smooth import SmoothOut
+from smoothout.smooth import DEEPSPEED, FSDP1, SmoothOut, check_model
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -83,7 +80,7 @@ class SmoothOutCallback(Callback):
                 "and step() itself: leave this callback out and put `with smooth.perturbed():` around the backward "
                 "there (smooth = SmoothOut(self, ...))"
             )
-        refuse_unsupported_wrappers(pl_module)
+        check_model(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Here and not earlier: the weights are where they will be trained, and learning-rate finders are done."""

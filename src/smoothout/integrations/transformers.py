@@ -15,14 +15,11 @@ from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
 from smoothout.integrations.arguments import (
-    DATA_PARALLEL,
-    DEEPSPEED,
     Arguments,
     check_arguments,
     missing,
-    refuse_unsupported_wrappers,
 )
-from smoothout.smooth import SmoothOut
+from smoothout.smooth import DATA_PARALLEL, DEEPSPEED, SmoothOut, check_model
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -98,7 +95,7 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
     ) -> None:
         self.on_init_end(args, state, control)  # a callback that was added later has not been asked
         assert model is not None, "the Trainer hands over the model it trains"
-        refuse_unsupported_wrappers(model)
+        check_model(model)
         assert optimizer is not None, "and the optimizer"
         self._detach()
         for left in [attachment for attachment in _attached if attachment._model is model]:

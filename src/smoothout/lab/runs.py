@@ -148,6 +148,10 @@ class Record:
         """The epoch that counts by the configuration."""
         return self.best if self.config.report == "best" else self.last
 
+    def images(self, split: Literal["train", "test"]) -> int:
+        """How many a split has."""
+        return self.train_images if split == "train" else self.test_images
+
     def to_dict(self) -> dict[str, Any]:
         """One flat object: every setting is a field of its own."""
         rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "config"}

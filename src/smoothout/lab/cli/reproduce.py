@@ -137,7 +137,7 @@ def _reproduce(
         else:
             todo = asked.plan()
             _refuse_what_is_not_chosen(todo)
-            place = _place(scale, out, data_root, device, minutes, Speeds(records), together)
+            place = _place(scale, out, data_root, device, minutes, asked.speeds, together)
             if pack is not None:
                 _refuse_bad_pack(pack)
             outcomes = _carry_out(todo, place, jobs, pack)

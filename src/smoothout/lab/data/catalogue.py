@@ -43,12 +43,11 @@ NAMES = ("digits", *LAYOUTS)
 
 @dataclass(frozen=True)
 class Status:
-    """Where a dataset is. `path` is None where it is embedded or not there; `looked_in` has every place tried."""
+    """Where a dataset is. `path` is None where it is embedded or not there."""
 
     name: str
     is_here: bool
     path: Path | None
-    looked_in: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,10 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 def status(root: str | Path | None = None) -> list[Status]:
     """What is there of each named dataset, without reading it."""
-    found = [Status("digits", is_here=True, path=None, looked_in=())]
+    found = [Status("digits", is_here=True, path=None)]
     for name in LAYOUTS:
-        places = _places(name, root)
-        path = next((place for place in places if os.path.lexists(place)), None)
-        found.append(Status(name, path is not None, path, tuple(places)))
+        path = next((place for place in _places(name, root) if os.path.lexists(place)), None)
+        found.append(Status(name, path is not None, path))
     return found
 
 

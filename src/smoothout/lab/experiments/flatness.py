@@ -81,8 +81,8 @@ def _verdict(claim: str, records: Records, base: Config, other: Config, sense: i
                 claim, NOT_MEASURED, f"{len(seeds)} seeds have {name} of both; at least {FEWEST_RUNS} are needed"
             )
         logs = difference([before[s] for s in seeds], [after[s] for s in seeds], paired=True)
-        found.append(0 if logs is None or not logs.is_shown else int(math.copysign(1, logs.mean)))
-        assert logs is not None
+        assert logs is not None  # there are enough seeds
+        found.append(int(math.copysign(1, logs.mean)) if logs.is_shown else 0)
         low, middle, high = (math.exp(x) for x in (logs.low, logs.mean, logs.high))
         texts.append(f"{name} × {middle:.3g} [{low:.3g}, {high:.3g}]")
         counts.append(len(seeds))

@@ -11,14 +11,14 @@ TINY_IMAGES = 200
 DEEP = ("resnet44", "alexnet", "resnet18")
 
 
-def sharpness(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
+def sharpness(setting: Setting, model: str = "") -> Measuring:
     """(C_ε, A)-sharpness in all of space, ε = 5e-4, five starts of ten iterations, as in the paper.
 
     By ascent, which stays on the device; the paper's solver is `smoothout measure sharpness --method lbfgsb`.
     """
     effort = (("restarts", 2), ("max_iterations", 2)) if setting.scale == "tiny" else ()
     settings = (("epsilon", 5e-4), ("restarts", 5), ("max_iterations", 10), ("method", "ascent"))
-    return Measuring("sharpness", split, tuple({**dict(settings), **dict(effort)}.items()), _images(setting, model))
+    return Measuring("sharpness", "train", tuple({**dict(settings), **dict(effort)}.items()), _images(setting, model))
 
 
 def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
@@ -30,13 +30,13 @@ def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Me
     return Measuring("sensitivity", split, (("strengths", grid), ("draws", draws)), _images(setting, model))
 
 
-def curvature(setting: Setting, split: Split = "train") -> Measuring:
+def curvature(setting: Setting) -> Measuring:
     """The largest eigenvalue of the Hessian, and its trace: each product is two passes back, so fewer images do."""
     effort = (
         (("probes", 2), ("max_iterations", 10)) if setting.scale == "tiny" else (("probes", 10), ("max_iterations", 60))
     )
     images = TINY_IMAGES if setting.scale == "tiny" else FEW_IMAGES
-    return Measuring("curvature", split, (("top", 1), *effort), images)
+    return Measuring("curvature", "train", (("top", 1), *effort), images)
 
 
 def landscape(setting: Setting, model: str = "", split: Split = "train") -> Measuring:

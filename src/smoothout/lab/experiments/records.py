@@ -37,7 +37,8 @@ class Found:
         if wanted.name not in self.measured:
             return False
         there = measurements.load_all(self.run.path).get(wanted.name)
-        return there is None or wanted.is_answered_by(there.how)
+        record = self.run.record
+        return there is None or (record is not None and wanted.is_answered_by(there.how, record.images(wanted.split)))
 
     def measurement(self, name: str) -> Any:
         """The result of that name, or None."""

@@ -66,7 +66,7 @@ class Speeds:
         for found in records.all() if records else ():
             record = found.run.record
             command = record.provenance.command.split() if record else []
-            if record is None or command[1:2] != ["reproduce"] or "--jobs" in command:
+            if record is None or command[1:2] != ["reproduce"] or any(word.startswith("--jobs") for word in command):
                 continue  # others may have shared their device
             key = found.run.config.with_seed(0).hash
             self._measured[key] = min(record.seconds, self._measured.get(key, math.inf))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
+from smoothout import measure
 from smoothout.lab.config import Config
 
 if TYPE_CHECKING:
@@ -49,11 +50,16 @@ class Measuring:
     def name(self) -> str:
         return f"{self.kind}-{self.split}"
 
-    def is_answered_by(self, how: Mapping[str, Any]) -> bool:
-        """Whether a measurement made in this way is the wanted one: `smoothout measure` may have made another."""
+    def is_answered_by(self, how: Mapping[str, Any], there: int) -> bool:
+        """Whether a measurement made in this way is the wanted one: `smoothout measure` may have made another.
+
+        Args:
+            there: how many images the split has.
+        """
         told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
-        same = all(told.get(name, value) == value for name, value in self.settings)
-        return same and told.get("weights", "last") == "last" and told.get("images", 0) <= (self.images or math.inf)
+        defaults = {p.name: p.default for p in signature(getattr(measure, self.kind)).parameters.values()}
+        wanted = {**defaults, **dict(self.settings), "weights": "last", "images": min(self.images or there, there)}
+        return all(told[name] == value for name, value in wanted.items() if name in told)
 
     def name_for(self, seed: int) -> str:
         """The same for every seed."""

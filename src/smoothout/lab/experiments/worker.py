@@ -26,7 +26,8 @@ from smoothout.lab.trained import Trained, load_trained
 
 CHECKPOINT_EVERY = 50  # epochs; a stop makes one in any case, so that this is for machines that die
 TIME_IS_UP_EXIT = Interrupted(TIME_IS_UP, "").exit_code
-EXPECTED = (Interrupted, RunError, DataError, ValueError, OSError, torch.OutOfMemoryError, RuntimeError)
+STOPPED = "stopped by a signal. The same command goes on from there."
+EXPECTED = (Interrupted, RunError, DataError, ValueError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def carry_out(task: Task, place: Place) -> Outcome:
     except EXPECTED as error:
         return _outcome_of(error, task, place)
     except KeyboardInterrupt:  # in training a checkpoint comes first, and this is Interrupted
-        return Outcome(task, "interrupted", "stopped by a signal. The same command goes on from there.")
+        return Outcome(task, "interrupted", STOPPED)
     finally:
         _free_memory()
 
@@ -93,6 +94,8 @@ def carry_out_together(tasks: Sequence[Task], place: Place) -> list[Outcome]:
         ended = attempt([task.config for task in tasks], lambda config: folder_of(place.out, config), _options(place))
     except EXPECTED as error:
         return [_outcome_of(error, task, place) for task in tasks]
+    except KeyboardInterrupt:  # a second signal
+        return [Outcome(task, "interrupted", STOPPED) for task in tasks]
     finally:
         _free_memory()
     outcomes = []
@@ -127,7 +130,7 @@ def _run(task: Task, place: Place) -> Outcome:
     there = measurements.load_all(folder)
     loaded: dict[int | None, Trained] = {}  # by the images it is measured on
     for wanted in task.measurements:
-        if wanted.name in there and wanted.is_answered_by(there[wanted.name].how):
+        if wanted.name in there and wanted.is_answered_by(there[wanted.name].how, record.images(wanted.split)):
             continue
         if not _has_time(task, wanted, place):
             return Outcome(task, "out of time", f"trained; {wanted.name} is still to be measured")

@@ -148,19 +148,16 @@ _GHOSTS: dict[type[nn.Module], type[_GhostBatchNorm]] = {
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def with_ghost_norm(model: Model, *, chunks: int | None = None, ghost_size: int = 0, batch_size: int = 0) -> Model:
+def with_ghost_norm(model: Model, *, chunks: int) -> Model:
     """Turn the BatchNorm layers of a model into ghost ones, in place, and give the model back.
 
     Parameters, buffers, hooks and the modules themselves stay the same objects, so an optimizer made before still
     holds. A model that is ghost already gets the new number of chunks.
 
     Args:
-        chunks: into how many parts a batch is cut; or
-        ghost_size, batch_size: of a ghost and of a full batch, from which `chunk_count` is taken.
+        chunks: into how many parts a batch is cut.
     """
-    if (chunks is None) != (ghost_size > 0 and batch_size > 0):
-        raise ValueError("with_ghost_norm: give either chunks, or ghost_size and batch_size together")
-    count = _checked(chunk_count(batch_size, ghost_size) if chunks is None else chunks)
+    _checked(chunks)
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     for name, layer in layers:
         if type(layer) not in _GHOSTS:
@@ -171,7 +168,7 @@ def with_ghost_norm(model: Model, *, chunks: int | None = None, ghost_size: int 
     for _, layer in layers:
         # Another class on the same object: nothing that refers to the layer, or hangs on it, is lost.
         layer.__class__ = _GHOSTS[type(layer)]
-        cast(_GhostBatchNorm, layer).chunks = count
+        cast(_GhostBatchNorm, layer).chunks = chunks
     return model
 
 

@@ -6,11 +6,21 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smoothout.lab.report.groups import Group
+from smoothout.lab.report.groups import Group, Sample
 from smoothout.lab.runs import EpochMetrics
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; one a method everywhere.
-COLOURS = {"plain": "#5b6577", "smoothout": "#0072b2", "adasmoothout": "#d55e00", "sam": "#009e73", "swa": "#cc79a7"}
+COLOURS = {
+    "plain": "#5b6577",
+    "smoothout": "#0072b2",
+    "adasmoothout": "#d55e00",
+    "sam": "#009e73",
+    "swa": "#cc79a7",
+    "lpfsgd": "#56b4e9",
+    "asam": "#e69f00",
+    "ema": "#f0e442",
+    "ensemble": "#000000",
+}
 STYLE = {
     "svg.fonttype": "none",
     "font.family": ["DejaVu Sans", "sans-serif"],
@@ -47,7 +57,7 @@ def line_style(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
     """A colour a method; the larger batch is drawn solid, the smaller one dashed."""
     largest = max(g.config.batch_size for g in groups)
     return {
-        "color": COLOURS.get(group.config.method, "#000000"),
+        "color": COLOURS[group.config.method],
         "linestyle": "-" if group.config.batch_size == largest else "--",
     }
 
@@ -75,12 +85,10 @@ def sensitivity_curves(groups: Sequence[Group], curves: Sequence[Sequence[Any]],
     def draw(axes: Any) -> None:
         for group, members in zip(groups, curves, strict=True):
             strengths = members[0].strengths
-            columns = list(zip(*(curve.losses for curve in members), strict=True))
-            means = [sum(c) / len(c) for c in columns]
-            sds = [(sum((v - m) ** 2 for v in c) / max(1, len(c) - 1)) ** 0.5 for c, m in zip(columns, means)]
+            samples = [Sample(losses) for losses in zip(*(curve.losses for curve in members), strict=True)]
+            low, high = ([s.mean + sign * (s.sd or 0.0) for s in samples] for sign in (-1, 1))
             style = line_style(group, groups)
-            axes.plot(strengths, means, label=label_of(group), **style)
-            low, high = [m - s for m, s in zip(means, sds)], [m + s for m, s in zip(means, sds)]
+            axes.plot(strengths, [s.mean for s in samples], label=label_of(group), **style)
             axes.fill_between(strengths, low, high, color=style["color"], alpha=0.13, linewidth=0)
         axes.set(xlabel=name, ylabel="training loss under noise, C̄(w; a)", ylim=(0, None))
         axes.legend(fontsize=9)

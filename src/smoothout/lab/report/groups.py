@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 
 from scipy.special import stdtrit
@@ -161,9 +161,8 @@ def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
 
     Presets paper and ours often train alike.
     """
-    alike = ("dataset", "model", "batch_size", "hold_out", "epochs", "augment", "dropout", "report")
-    alike += ("ghost_batch_size", "ghost_by", "clip", "reset_optimizer_every_epoch", "optimizer", "lr", "lr_scaling")
-    alike += ("lr_warmup", "milestones", "lr_decay", "momentum", "weight_decay")
+    apart = ("preset", "seed", "log_smoothed_loss", "channels_last", "compile")  # none changes what is learnt
+    alike = [each.name for each in fields(Config) if each.metadata["group"] != "Method" and each.name not in apart]
     plain = [other for other in groups if other.config.method == "plain"]
     for names in ((*alike, "preset"), alike):
         for other in plain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def draw_low_pass(axes: Any) -> None:
 
 
 def _draw_accuracy(results: Mapping[str, Any], axes: Any) -> None:
-    for colour, (name, result) in zip(plots.COLOURS, results.items()):
+    for colour, (name, result) in zip(cycle(plots.COLOURS), results.items()):
         if result.accuracies is not None:
             accuracies = np.multiply(100, result.accuracies)
             axes.plot(result.strengths, accuracies, color=colour, marker="o", markersize=3.5, label=name)

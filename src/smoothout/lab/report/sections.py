@@ -16,7 +16,7 @@ from smoothout.lab.runs import Record
 SENSITIVITY = "sensitivity-train"
 
 
-def results_section(groups: Sequence[Group], heading: str = "Results") -> Section:
+def results_section(groups: Sequence[Group]) -> Section:
     """One row a configuration."""
     rises = _loss_rises(groups)
     with_rise = any(rise is not None for rise in rises)
@@ -44,10 +44,10 @@ def results_section(groups: Sequence[Group], heading: str = "Results") -> Sectio
         "some more than others: read the last epoch.",
         *([f"† {_rise_in_words(groups)}"] if with_rise else []),
     )
-    return Section(heading, notes, Table(header, tuple(rows)))
+    return Section("Results", notes, Table(header, tuple(rows)))
 
 
-def differences_section(groups: Sequence[Group], heading: str = "Against the baseline") -> Section | None:
+def differences_section(groups: Sequence[Group]) -> Section | None:
     """What the figures allow to be said: every method against the plain runs of the same batch size."""
     rows, ns, with_rise = [], set(), False
     rises = _loss_rises(groups)
@@ -73,10 +73,10 @@ def differences_section(groups: Sequence[Group], heading: str = "Against the bas
         "lies outside and there are at least three runs a side (green: better, orange: worse). Grey: no difference "
         "measured."
     )
-    return Section(heading, (note,), Table(header, tuple(Row(row) for row in rows)))
+    return Section("Against the baseline", (note,), Table(header, tuple(Row(row) for row in rows)))
 
 
-def findings_section(groups: Sequence[Group], heading: str = "What came out") -> Section | None:
+def findings_section(groups: Sequence[Group]) -> Section | None:
     """The same in words, for who reads one page in a minute."""
     sentences, flatter, better = [], 0, 0
     rises = _loss_rises(groups)
@@ -103,7 +103,7 @@ def findings_section(groups: Sequence[Group], heading: str = "What came out") ->
         f"Of {flatter} that are flatter, {better} have a lower test loss: flatness is measured apart from accuracy, "
         "since the one does not promise the other."
     )
-    return Section(heading, (*sentences, lesson))
+    return Section("What came out", (*sentences, lesson))
 
 
 def _in_words(d: Difference | None, more: str, less: str, neither: str) -> str:

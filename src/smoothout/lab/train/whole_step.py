@@ -184,19 +184,9 @@ class WholeStep:
 
     Args:
         capture: into a CUDA graph, once a batch of its size was seen often enough.
-        lanes: passes side by side.
     """
 
-    def __init__(
-        self,
-        method: Plain,
-        update: GhostStep,
-        batches: Batches,
-        sums: Sums,
-        *,
-        capture: bool = True,
-        lanes: int | None = None,
-    ) -> None:
+    def __init__(self, method: Plain, update: GhostStep, batches: Batches, sums: Sums, *, capture: bool) -> None:
         self._method, self._update, self._batches, self._sums = method, update, batches, sums
         self._smooth = method.smooth if isinstance(method, Smoothed) else None
         self._stays = self._smooth is not None and not self._smooth.denoise  # the noise, in the network's own weights
@@ -210,9 +200,9 @@ class WholeStep:
         self._uniforms = torch.zeros(len(batches.split), batches.augment.draws, device=device)
         self._within = torch.arange(batches.batch_size, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)  # the step of the epoch
-        self._make_lanes(LANES if lanes is None else lanes)
+        self._make_lanes()
 
-    def _make_lanes(self, lanes: int) -> None:
+    def _make_lanes(self) -> None:
         trained, model = self._update.parameters, self._update.model
         has_copies = self._smooth is not None and (not self._stays or self._several_stay)
         noisy = [s.parameter for s in self._smooth.perturbation.selected] if self._smooth and has_copies else []
@@ -220,7 +210,7 @@ class WholeStep:
         each = passes_of(self._method, self._update.chunks)
         passes = len(each)
         self._stackable = stackable(self._method, self._update, self._batches)
-        in_lanes = 0 if self._stackable == _sizes(self._batches) else min(lanes, passes)
+        in_lanes = 0 if self._stackable == _sizes(self._batches) else min(LANES, passes)
         count = max(in_lanes, passes if self._stackable else 0)
         self._norms = running_norms(model) if passes > 1 else []
         self._momentum = next((norm.momentum for norm in self._norms), None) or 0.0
