@@ -763,3 +763,28 @@ def test_no_optimizer_and_one_of_another_model():
         SmoothOut(model).attach([])
     with pytest.warns(UserWarning, match="holds none of Linear's parameters.*of another model"):
         SmoothOut(model).attach(torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+def test_an_interrupt_after_the_forward_leaves_no_noisy_evaluation():
+    """While the hooks of the clean passes are put up, for which the modules are gone through."""
+
+    class Interrupted(nn.Sequential):
+        interrupt = False
+
+        def modules(self):
+            if self.interrupt:
+                self.interrupt = False
+                raise KeyboardInterrupt
+            return super().modules()
+
+    model, x = Interrupted(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    SmoothOut(model, 0.3).attach(optimizer)
+    with torch.no_grad():
+        clean = model(x)
+    model.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        model(x).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(x), clean)

@@ -1,5 +1,6 @@
 """Two real processes (gloo), beyond DDP: FSDP2 with mixed precision, hybrid sharding, distributed checkpoints."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothout import AdaSmoothOut, SmoothOut
@@ -146,6 +148,33 @@ def test_fsdp2_with_mixed_precision_restores_exactly_and_follows_the_unsharded_r
 
 def test_mixed_precision_rounds_the_noisy_weights_once(in_two_processes):
     in_two_processes(mixed_precision_rounds_the_noisy_weights_once)
+
+
+# ---- tensor parallelism ----------------------------------------------------------------------------------------------
+
+
+def tensor_parallel_ranks_stay_equal(rank):
+    """Layers 0 and 2 are cut; the others are plain tensors, which every rank of the group must see with one θ."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.Linear(4, 3)).double()
+    one = copy.deepcopy(model)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for m, shared in ((model, False), (one, True)):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1, foreach=False)  # of plain tensors and DTensors in one list
+        SmoothOut(m, 0.1, shared_noise=shared).attach(optimizer)
+        for batch in batches(5, torch.float64):
+            loss_of(m, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(*gathered(model[3].weight.detach()))
+    for p, q in zip(model.parameters(), one.parameters(), strict=True):
+        whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+        torch.testing.assert_close(whole, q, rtol=1e-6, atol=1e-9)
+
+
+def test_tensor_parallel_ranks_draw_one_theta_for_what_is_not_cut(in_two_processes):
+    in_two_processes(tensor_parallel_ranks_stay_equal)
 
 
 # ---- hybrid sharding -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -576,3 +577,44 @@ def test_cached_parametrizations_see_the_noise_and_lose_it():
         after = layer(x)
     assert not torch.equal(before, noisy)
     assert torch.equal(before, after)
+
+
+def test_reentrant_checkpointing_step_after_step():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    smooth, x = SmoothOut(model, 0.1), torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):
+        with smooth.perturbed():
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+
+
+def test_an_interrupt_while_torch_registers_a_hook_does_no_harm():
+    """It sets the note that a hook takes keywords one line after the hook."""
+    model, x = nn.Linear(6, 3), torch.randn(2, 6)
+    smooth = SmoothOut(model, 0.1)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "register_forward_hook" and event == "line" and model._forward_hooks:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        with pytest.raises(KeyboardInterrupt), smooth.perturbed():
+            model(x)
+    finally:
+        sys.settrace(before)
+    with smooth.perturbed():
+        model(x).sum().backward()
+
+
+def test_layers_that_write_their_own_weights_and_compiled_scripts_are_refused():
+    model = nn.Sequential(nn.Embedding(7, 5, max_norm=1.0), nn.Linear(5, 1))
+    with pytest.raises(ValueError, match=r"0\.weight is rescaled .* leave it out by select"):
+        SmoothOut(model)
+    smooth = SmoothOut(model, select=lambda name, parameter, module: name != "0.weight")
+    with smooth.perturbed():
+        model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match=r"torch\.jit"):
+        SmoothOut(torch.jit.script(nn.Linear(2, 2)))

@@ -162,7 +162,7 @@ class Attachment:
         if sys.exc_info()[0] is not None and output is None:  # the forward raised
             self.restore()
             return
-        self._forward_ended = self._forward_since_step = True
+        self._forward_since_step = True
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = True
         outputs = to_watch(output, (args, kwargs))
@@ -173,6 +173,7 @@ class Attachment:
         for tensor in outputs:
             tensor.register_hook(lambda grad: self._backward_begins(draw_number, noisy))
         self._clean_passes.start()
+        self._forward_ended = True  # last: a forward that an interrupt ended before has no clean passes
 
     def _backward_begins(self, draw_number: int, noisy: bool) -> None:
         if draw_number != self._draw_number or not self._weights.active:

@@ -81,13 +81,13 @@ def cut_into_blocks(
     parameters: list[Tensor],
     shards: list[sharding.Shard],
     layouts: list[FilterLayout],
-    shared_noise: bool,
+    replicas: list[int],
     may_share: bool,
 ) -> list[Block]:
     """The blocks that this rank must draw, with the pieces in them.
 
     Args:
-        shared_noise: every data-parallel rank draws the same.
+        replicas: of each parameter, see `sharding.replicas`.
         may_share: several small parameters may lie in one block.
     """
     blocks = []
@@ -98,7 +98,7 @@ def cut_into_blocks(
             shape = (rows, *parameters[i].shape[1:]) if parameters[i].ndim else ()
             piece = _piece(i, first, shape, offset, parameters[i], shards[i], layouts[i])
             if piece is not None:
-                by_replica[sharding.replica(parameters[i], shared_noise)].append(piece)
+                by_replica[replicas[i]].append(piece)
             offset += numel(shape)
         for replica, pieces in by_replica.items():
             blocks.append(Block(index, offset, replica, pieces[0].weights.device, pieces))

@@ -1,4 +1,4 @@
-"""Arguments that are numbers, checked: errors name the argument, its value and what would be right.
+"""Arguments, checked: errors name the argument, its value and what would be right.
 
 NumPy's numbers are taken like Python's, and given back as Python's, which JSON and torch know.
 """
@@ -8,6 +8,23 @@ from __future__ import annotations
 import math
 import numbers
 from typing import Any
+
+import torch
+from torch import nn
+
+DEEPSPEED = (
+    "DeepSpeed keeps the weights in buffers of its own, which noise on the parameters does not reach: SmoothOut "
+    "cannot train with it; use DDP or FSDP2"
+)
+FSDP1 = (
+    "the first FSDP flattens parameters, which loses the filters, and keeps gathered copies that noise does not reach: "
+    "use FSDP2 (fully_shard)"
+)
+DATA_PARALLEL = (
+    "DataParallel copies the model in every forward, and the copies' gradients are not those of one θ: use "
+    "DistributedDataParallel (start one process for each GPU, or show this one a single GPU)"
+)
+_UNSUPPORTED = {"DeepSpeedEngine": DEEPSPEED, "FullyShardedDataParallel": FSDP1, "DataParallel": DATA_PARALLEL}
 
 
 def is_whole(value: Any) -> bool:
@@ -51,3 +68,24 @@ def seed_number(value: Any) -> int:
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"seed={value!r}: give a whole number of 64 bits")
     return int(value)
+
+
+def check_strength(value: float) -> float:
+    """A strength is a finite number that is not negative."""
+    if not is_number(value):
+        raise TypeError(f"strength={value!r} is a {type(value).__name__}: give a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
+    return float(value)
+
+
+def check_model(model: nn.Module) -> None:
+    """A module that noise reaches. Wrappers that it does not are found by class names: they need not be installed."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model is a {type(model).__name__} of torch.jit: give the module that it was made of")
+    for module in model.modules():
+        for base in type(module).__mro__:
+            if base.__name__ in _UNSUPPORTED:
+                raise ValueError(f"model is a {base.__name__}: {_UNSUPPORTED[base.__name__]}")

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from smoothout.checks import whole_number
+from smoothout.checks import check_model, check_strength, whole_number
 from smoothout.filters import Scale
 from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
 from smoothout.select import Predicate
-from smoothout.smooth import check_model, check_strength, make_perturbation
+from smoothout.smooth import make_perturbation
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 

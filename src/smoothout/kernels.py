@@ -334,9 +334,7 @@ def _copy(tensor, weights, backup, tile, elements, IS_VECTOR: tl.constexpr, WIDT
 
 
 @triton.jit(do_not_specialize=["group", "token"])
-def restore_kernel(
-    items, table, backups, state, group, token, DTYPE: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
+def restore_kernel(items, table, backups, state, group, token, DTYPE: tl.constexpr, TILE: tl.constexpr):
     item = items + tl.program_id(0) * 3
     number, tile, way = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64), tl.load(item + 2)
     tensor = table + number * COLUMNS_OF_TABLE

@@ -83,7 +83,9 @@ class LateBackwardGuard:
             self.new_draw()
             hook.remove()
 
-    def _mark(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _mark(self, module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+        # An interrupt between a hook and torch's note that it takes keywords leaves one that gets none.
+        *kwargs, output = kwargs_and_output
         # Traced into a compiled graph this does nothing: such a graph saves its weights, and autograd checks those.
         if torch.compiler.is_compiling() or not self._perturbation.noisy:
             return

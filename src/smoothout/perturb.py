@@ -10,7 +10,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from smoothout.filters import FilterLayout, filter_layout
 from smoothout.foreach import Foreach
 from smoothout.hooks import Hook, StateDictHook, nothing, remove_all, untraced, weak
 from smoothout.noise import Bernoulli, Noise, shares_fills
-from smoothout.select import Edge, Selected, are_there, edges_to
+from smoothout.select import Edge, Selected, are_there, edges_to, owners_of
 from smoothout.witness import Witness
 
 if TYPE_CHECKING:
@@ -332,7 +331,7 @@ class Perturbation:
         self._versions = [p._version for p in self._parameters]
         self._edges = edges_to(self.model, self.selected)
         self._witness = Witness(self._weights)
-        self._slots = self._owners_of_parameters()
+        self._slots = owners_of(self.model, self._parameters)
         self._state_dict_hook.remove()
         self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
@@ -343,26 +342,17 @@ class Perturbation:
                 "parameter (b.weight = a.weight), not by their .data",
                 stacklevel=2,
             )
-        self._fused = None if overlaps else self._fuse(shards, layouts)
+        replicas = sharding.replicas(self.model, self._parameters, self.shared_noise)
+        self._fused = None if overlaps else self._fuse(shards, layouts, replicas)
         self._blocks = []
         if self._fused is None:  # a user's own noise draws parameter by parameter
             own = shares_fills(self.noise)
-            self._blocks = cut_into_blocks(self._parameters, shards, layouts, self.shared_noise, own)
+            self._blocks = cut_into_blocks(self._parameters, shards, layouts, replicas, own)
         self._foreach = Foreach(
             self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale, overlaps
         )
 
-    def _owners_of_parameters(self) -> dict[nn.Module, list[tuple[str, int]]]:
-        """Every module that holds a perturbed parameter, tied ones under each of their names."""
-        index = {id(p): i for i, p in enumerate(self._parameters)}
-        slots: dict[nn.Module, list[tuple[str, int]]] = defaultdict(list)
-        for module in self.model.modules():
-            for slot, parameter in module._parameters.items():
-                if id(parameter) in index:
-                    slots[module].append((slot, index[id(parameter)]))
-        return dict(slots)
-
-    def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout]) -> Fused | None:
+    def _fuse(self, shards: list[sharding.Shard], layouts: list[FilterLayout], replicas: list[int]) -> Fused | None:
         """The fused kernels if they can do these weights, else None.
 
         They can on one CUDA device that Triton supports, with the noises of this library, for tensors that are whole or
@@ -383,10 +373,8 @@ class Perturbation:
         except ImportError:
             return None
         parts = [
-            Part(
-                shard.local, backup, layout, i, sharding.replica(p, self.shared_noise), shard.start[0] if p.ndim else 0
-            )
-            for i, (p, shard, backup, layout) in enumerate(zip(self._parameters, shards, self._backups, layouts))
+            Part(shard.local, backup, layout, i, replica, shard.start[0] if shard.start else 0)
+            for i, (shard, backup, layout, replica) in enumerate(zip(shards, self._backups, layouts, replicas))
         ]
         return fuse(parts, self.noise, self.scale)
 

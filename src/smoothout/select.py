@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -74,6 +75,17 @@ def edges_to(model: nn.Module, selected: Sequence[Selected]) -> list[Edge]:
 def are_there(edges: Sequence[Edge]) -> bool:
     """Whether every module is still where it was."""
     return all(children.get(name) is child for children, name, child in edges)
+
+
+def owners_of(model: nn.Module, parameters: Sequence[Any]) -> dict[nn.Module, list[tuple[str, int]]]:
+    """Every module that holds one of these parameters, tied ones under each of their names: slots, and which it is."""
+    index = {id(p): i for i, p in enumerate(parameters)}
+    slots: dict[nn.Module, list[tuple[str, int]]] = defaultdict(list)
+    for module in model.modules():
+        for slot, parameter in module._parameters.items():
+            if id(parameter) in index:
+                slots[module].append((slot, index[id(parameter)]))
+    return dict(slots)
 
 
 def is_normalisation(module: nn.Module) -> bool:

@@ -66,17 +66,26 @@ def rank() -> int:
     return torch.distributed.get_rank() if distributed else 0
 
 
-def replica(parameter: Any, shared_noise: bool) -> int:
-    """The number that makes data-parallel replicas draw different noise; 0 if they are to draw the same.
+def replicas(model: nn.Module, parameters: Iterable[Any], shared_noise: bool) -> list[int]:
+    """For each parameter the number that makes data-parallel replicas draw different noise; 0 if all draw the same.
 
-    A plain tensor is replicated over all ranks (DDP). A DTensor is one logical tensor and has one θ, but the replica
-    groups of hybrid sharding (a mesh that replicates along its first dimension and shards along another) each have
-    their own.
+    A plain tensor is replicated over all ranks (DDP), or, beside tensor-parallel layers, one tensor for their group. A
+    DTensor is one logical tensor and has one θ, but the replica groups of hybrid sharding (a mesh that replicates along
+    its first dimension and shards along another) each have their own.
     """
-    if shared_noise:
-        return 0
-    if not _is_dtensor(parameter):
-        return rank()
+    of_plain = min((int(mesh.mesh.min()) for mesh in _tensor_parallel_meshes(model)), default=rank())
+    return [0 if shared_noise else _replica(p) if _is_dtensor(p) else of_plain for p in parameters]
+
+
+def _tensor_parallel_meshes(model: nn.Module) -> list[Any]:
+    """Of the groups that share the work of a layer: weights that are cut, and not by FSDP2, which gathers them."""
+    gathered = {id(p) for module in sharded_modules(model) for p in module.parameters()}
+    parameters: Iterable[Any] = model.parameters()
+    cut = (p for p in parameters if _is_dtensor(p) and id(p) not in gathered)
+    return [p.device_mesh for p in cut if any(placement.is_shard() for placement in p.placements)]
+
+
+def _replica(parameter: Any) -> int:
     first, *others = parameter.placements
     if first.is_replicate() and any(placement.is_shard() for placement in others):
         return parameter.device_mesh.get_local_rank(0)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
-from smoothout.checks import is_number, is_whole, seed_number
+from smoothout.checks import check_model, check_strength, is_whole, seed_number
 from smoothout.filters import Scale, as_scale
 from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
@@ -28,20 +28,6 @@ from smoothout.perturb import Perturbation
 from smoothout.schedule import Schedule, factor
 from smoothout.select import Predicate, select_parameters
 from smoothout.summary import Summary, summarise
-
-DEEPSPEED = (
-    "DeepSpeed keeps the weights in buffers of its own, which noise on the parameters does not reach: SmoothOut "
-    "cannot train with it; use DDP or FSDP2"
-)
-FSDP1 = (
-    "the first FSDP flattens parameters, which loses the filters, and keeps gathered copies that noise does not reach: "
-    "use FSDP2 (fully_shard)"
-)
-DATA_PARALLEL = (
-    "DataParallel copies the model in every forward, and the copies' gradients are not those of one θ: use "
-    "DistributedDataParallel (start one process for each GPU, or show this one a single GPU)"
-)
-_UNSUPPORTED = {"DeepSpeedEngine": DEEPSPEED, "FullyShardedDataParallel": FSDP1, "DataParallel": DATA_PARALLEL}
 
 
 class SmoothOut:
@@ -302,25 +288,6 @@ class AdaSmoothOut(SmoothOut):
         super().__init__(model, strength, scale=scale, **others)
 
 
-def check_strength(value: float) -> float:
-    """A strength is a finite number that is not negative."""
-    if not is_number(value):
-        raise TypeError(f"strength={value!r} is a {type(value).__name__}: give a number")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
-    return float(value)
-
-
-def check_model(model: nn.Module) -> None:
-    """A module that noise reaches. Wrappers that it does not are found by class names: they need not be installed."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
-    for module in model.modules():
-        for base in type(module).__mro__:
-            if base.__name__ in _UNSUPPORTED:
-                raise ValueError(f"model is a {base.__name__}: {_UNSUPPORTED[base.__name__]}")
-
-
 def make_perturbation(
     model: nn.Module,
     noise: str | Noise,
@@ -341,6 +308,12 @@ def make_perturbation(
     on_meta = [s.name for s in selected if s.parameter.is_meta]
     if on_meta:
         raise ValueError(f"{on_meta[0]} is on the meta device and has no values: give the model its weights first")
+    renormed = [s.name for s in selected if getattr(s.layer, "max_norm", None) is not None]
+    if renormed:
+        raise ValueError(
+            f"{renormed[0]} is rescaled by its layer in every forward (max_norm), which goes with the noise: "
+            "leave it out by select"
+        )
     too_small = [s for s in selected if s.parameter.dtype.itemsize < 2]
     if too_small:
         raise ValueError(

@@ -7,12 +7,13 @@ from typing import Literal, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from smoothout.checks import DEEPSPEED, check_model
 from smoothout.integrations.arguments import (
     Arguments,
     check_arguments,
     missing,
 )
-from smoothout.smooth import DEEPSPEED, SmoothOut, check_model
+from smoothout.smooth import SmoothOut
 
 try:
     from accelerate import Accelerator, DistributedType

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from torch import nn
 
 from smoothout.attach import Attachment
+from smoothout.checks import DEEPSPEED, FSDP1, check_model
 from smoothout.integrations.arguments import (
     Arguments,
     check_arguments,
     missing,
 )
 from smoothout.select import Predicate
-from smoothout.smooth import DEEPSPEED, FSDP1, SmoothOut, check_model
+from smoothout.smooth import SmoothOut
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -14,12 +14,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
+from smoothout.checks import DATA_PARALLEL, DEEPSPEED, check_model
 from smoothout.integrations.arguments import (
     Arguments,
     check_arguments,
     missing,
 )
-from smoothout.smooth import DATA_PARALLEL, DEEPSPEED, SmoothOut, check_model
+from smoothout.smooth import SmoothOut
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

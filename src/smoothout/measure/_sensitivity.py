@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from smoothout.checks import list_of_numbers, whole_number
+from smoothout.checks import check_strength, list_of_numbers, whole_number
 from smoothout.filters import Scale
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, ModelLossAt, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
 from smoothout.noise import Noise
 from smoothout.perturb import Perturbation
 from smoothout.select import Predicate, everything
-from smoothout.smooth import check_strength, make_perturbation
+from smoothout.smooth import make_perturbation
 
 
 @dataclass(frozen=True)

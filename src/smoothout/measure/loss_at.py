@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
+from smoothout.checks import check_model
 from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
 from smoothout.select import Predicate, Selected, everything, select_parameters
-from smoothout.smooth import check_model
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 AccuracyFunction = Callable[[nn.Module, Any], Any]

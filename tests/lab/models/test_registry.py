@@ -68,7 +68,10 @@ def test_convolutions_start_as_stated(name):
 
 
 def test_dropout_of_c1_is_on_in_training_only():
-    model = build("c1")
+    model, x = build("c1"), torch.randn(4, 3, 32, 32)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
     assert not [module for module in build("c1", dropout=0.0).modules() if isinstance(module, nn.Dropout) and module.p]
 
