@@ -181,7 +181,7 @@ def drawn_blockwise(matrices: list[tuple[int, int]], ranks: int, rank: int) -> i
         rows = -(-tensor.shape[0] // ranks)  # as FSDP2 cuts: the last ranks may have fewer, or none
         start = min(rank * rows, tensor.shape[0])
         shards.append(Shard(tensor[start : start + rows], (start, 0)))
-    blocks = cut_into_blocks(whole, shards, [FilterLayout(0)] * len(whole), shared_noise=True, may_share=True)
+    blocks = cut_into_blocks(whole, shards, [FilterLayout(0)] * len(whole), [0] * len(whole), may_share=True)
     return sum(block.elements for block in blocks)
 
 

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from in_process import smoothout
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.runs import RunError, find_runs, load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
 
@@ -96,3 +97,25 @@ def test_two_trainings_of_a_run_both_come_back_and_faults_are_said_of_the_pack(r
     ):
         (one / "config.json").write_text("{}")
         load_run(one)
+
+
+def test_a_report_adds_to_a_pack_and_keeps_what_diverged(tmp_path):
+    usual = ("--model", "mlp", "--epochs", "1", "--batch-size", "400", "--device", "cpu", "--method", "plain")
+    smoothout("train", *usual, "--out", "good", cwd=tmp_path)
+    lost = smoothout("train", *usual, "--lr", "1e9", "--seeds", "2", "--out", "lost", cwd=tmp_path)
+    assert [line.split(": the loss")[0] for line in lost.stderr.splitlines()] == ["error: lost/seed-0", "lost/seed-1"]
+    for place in ("good", "lost", "good"):
+        done = smoothout("report", "good", place, "--pack", "kept.jsonl", cwd=tmp_path)
+        assert done.returncode == 0
+    lines = (tmp_path / "kept.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    assert sum("failed.json" in json.loads(line)["files"] for line in lines) == 2
+    page = smoothout("report", "kept.jsonl", "--markdown", cwd=tmp_path)
+    assert "all 2 runs diverged" in page.stdout
+    assert page.stderr == ""
+
+
+def test_a_config_of_another_program_is_no_run(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    assert find_runs(tmp_path) == []

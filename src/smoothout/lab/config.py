@@ -17,7 +17,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from smoothout.lab.data import AUGMENTATIONS
+from smoothout.lab.data import AUGMENTATIONS, NAMES
+from smoothout.lab.data.catalogue import FOLDER_PREFIX
 from smoothout.lab.methods import METHODS
 from smoothout.lab.models import default_model
 from smoothout.lab.presets import PRESETS, default_strength
@@ -179,6 +180,8 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     """
     asked = _converted_all({**file, **{name: value for name, value in flags.items() if value is not None}})
     dataset = asked.get("dataset", Config.dataset)
+    if dataset not in NAMES and not dataset.startswith(FOLDER_PREFIX):
+        raise ConfigError(f"dataset={dataset!r} is not known{nearest(dataset, [*NAMES, f'{FOLDER_PREFIX}PATH'])}")
     base = {name: getattr(Config, name) for name in ("method", "batch_size", "preset")}
     settings: dict[str, Any] = {"dataset": dataset, "model": default_model(dataset), **base, **asked}
     model, method = settings["model"], settings["method"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,14 @@ from smoothout.lab.files import read_as, write_atomically
 from smoothout.lab.trained import Trained, accuracy, mean_loss
 
 WITH_ACCURACY = ("sensitivity", "landscape")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sharpness": measure.sharpness,
+    "sensitivity": measure.sensitivity,
+    "landscape": measure.landscape,
+    "curvature": measure.curvature,
+    "interpolation": measure.interpolate,
+}
+_NO_SETTINGS = ("accuracy_fn", "progress")
 
 FOLDER = "measurements"
 
@@ -33,6 +42,24 @@ class Measurement:
     result: Any
     how: dict[str, Any]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that changes its result; where the number of images is not known, it is None."""
+        kind = self.name.split("-")[0]
+        grid = {"alphas": self.result.alphas} if kind == "interpolation" else {}
+        return settings_of(kind, {**self.how, **grid})
+
+
+def settings_of(kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """All that changes the result of a measurement of this kind, by default what is not told."""
+    parameters = signature(_FUNCTIONS[kind]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NO_SETTINGS}
+    defaults |= {"strengths": None, "alphas": None, "weights": "last", "images": None}
+    found = {name: told.get(name, default) for name, default in defaults.items()}
+    if found.get("fresh_noise_per_batch"):
+        found["batch_size"] = told.get("batch_size")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
 
 def save(run: Path, measurement: Measurement) -> Path:
     """Write a measurement into its run's folder."""
@@ -46,13 +73,16 @@ def save(run: Path, measurement: Measurement) -> Path:
 
 def load_all(run: Path) -> dict[str, Measurement]:
     """Every measurement of a run, by name."""
-    found = {}
-    for path in sorted((run / FOLDER).glob("*.json")):
-        with read_as("a measurement", path):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            kind = getattr(measure, content["result"]["kind"])
-            found[content["name"]] = Measurement(content["name"], kind.from_json(content["result"]), content["how"])
-    return found
+    return {path.stem: load(run, path.stem) for path in sorted((run / FOLDER).glob("*.json"))}
+
+
+def load(run: Path, name: str) -> Measurement:
+    """The measurement of this name."""
+    path = run / FOLDER / f"{name}.json"
+    with read_as("a measurement", path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind = getattr(measure, content["result"]["kind"])
+        return Measurement(content["name"], kind.from_json(content["result"]), content["how"])
 
 
 def take(
@@ -65,9 +95,10 @@ def take(
     """Measure one trained network with the function of that name in `smoothout.measure`."""
     more: dict[str, Any] = {"accuracy_fn": accuracy} if kind in WITH_ACCURACY else {}
     started = time.monotonic()
-    batches = trained.held(split)
-    result = getattr(measure, kind)(trained.model, mean_loss, batches, progress=progress, **more, **settings)
-    how = {"split": split, "images": len(trained.batches(split).split), **settings, **_surroundings(trained, started)}
+    held, batches = trained.held(split), trained.batches(split)
+    result = _FUNCTIONS[kind](trained.model, mean_loss, held, progress=progress, **more, **settings)
+    how = {"split": split, "images": len(batches.split), "batch_size": batches.batch_size, **settings}
+    how |= _surroundings(trained, started)
     return Measurement(f"{kind}-{split}", result, how)
 
 

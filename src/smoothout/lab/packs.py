@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,14 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from smoothout.lab import measurements
-from smoothout.lab.files import RunError, read_as
-from smoothout.lab.runs import CONFIG, METRICS, PROVENANCE, RESULT
+from smoothout.lab.files import RunError, read_as, write_atomically
+from smoothout.lab.runs import CONFIG, FAILED, METRICS, PROVENANCE, RESULT
 
-FAILED = "failed.json"  # why a run that diverged has no result
 ONE_VALUE = (CONFIG, RESULT, PROVENANCE, FAILED)
 _NAMING_PLACES = "out|data-root|pack|results|imagenet|config"
 # A place on somebody's machine, as a shell is told of it: not for keeping.
 _PLACE = re.compile(rf"'--({_NAMING_PLACES})=/[^']*'|--({_NAMING_PLACES})[ =](?:'/[^']*'|/[^ \"]+)")
+
+
+def add(file: Path, runs: Iterable[Path], root: Path) -> None:
+    """Keep the records of runs in a file, beside those that are there; of one training the line with most files."""
+    there = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines: dict[tuple[str, str | None], str] = {}
+    with read_as("a pack of runs", file):
+        for line in (*there, *pack(runs, root).splitlines()):
+            files = json.loads(line)["files"]
+            began = files.get(PROVENANCE, {}).get("starts", [{}])[0].get("started")
+            key = files[CONFIG]["hash"], began
+            if key not in lines or len(files) >= len(json.loads(lines[key])["files"]):
+                lines[key] = line
+    file.resolve().parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file.resolve(), "".join(f"{line}\n" for line in lines.values()).encode())
+
+
+def refuse_damaged(file: Path) -> None:
+    """Now rather than after hours of training."""
+    with read_as("a pack of runs", file):
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+            json.loads(line)["files"][CONFIG]["hash"]
+    file.resolve().parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file.resolve().parent, os.W_OK):
+        raise ValueError(f"--pack: {file.resolve().parent} cannot be written to")
 
 
 def pack(runs: Iterable[Path], root: Path) -> str:

@@ -6,6 +6,7 @@
     model.safetensors    the weights of the last epoch          (when training is done)
     best.safetensors     those of the best epoch on the test split
     result.json          the record: settings, last and best epoch, provenance; its being there means done
+    failed.json          in its place, why a run has none whose loss was no longer finite
     provenance.json      one entry a start of the run: versions, device, commit, command
 
 Every file is written under a temporary name, flushed to the disk and renamed: whoever reads finds the old one or the
@@ -41,7 +42,7 @@ from smoothout.lab.files import PARTIAL, RunError, read_as, write_atomically
 CONFIG, METRICS, RESULT, PROVENANCE = "config.json", "metrics.jsonl", "result.json", "provenance.json"
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
-LOCK = "lock"
+FAILED, LOCK = "failed.json", "lock"
 
 
 # ---- records -----------------------------------------------------------------------------------------------------
@@ -85,7 +86,8 @@ class Provenance:
     """Where and how a run, or its last part, was made.
 
     Args:
-        together: runs that shared the device, in turns.
+        together: runs that shared the device, in turns; None in records of before it was noted, whose seconds others on
+            the device may have lengthened.
     """
 
     started: str
@@ -99,7 +101,7 @@ class Provenance:
     cuda: str | None
     processes: int
     threads: int
-    together: int = 1
+    together: int | None = None
 
     @classmethod
     def here(cls, device: torch.device, processes: int = 1, together: int = 1) -> Provenance:
@@ -190,12 +192,18 @@ def _commit() -> str | None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it is now; `record` is None until training is done."""
+    """A run folder as it is now.
+
+    Args:
+        record: None until training is done.
+        failure: how it ended, if by a loss that was not finite.
+    """
 
     path: Path
     config: Config
     metrics: tuple[EpochMetrics, ...]
     record: Record | None
+    failure: str = ""
 
     def weights(self, which: Literal["last", "best"] = "last") -> dict[str, Tensor]:
         """The weights of the last or of the best epoch."""
@@ -212,7 +220,7 @@ def load_run(path: str | Path) -> Run:
     config = _read_config(path)
     if config is None:
         raise RunError(f"{path}: is no run folder: it has no {CONFIG}")
-    return Run(path, config, _read_metrics(path / METRICS), _read_record(path / RESULT))
+    return Run(path, config, _read_metrics(path / METRICS), _read_record(path / RESULT), _read_failure(path / FAILED))
 
 
 def _read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
@@ -226,10 +234,24 @@ def _read_record(file: Path) -> Record | None:
         return Record.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
+def _read_failure(file: Path) -> str:
+    with read_as("the failure of a run", file):
+        return json.loads(file.read_text(encoding="utf-8"))["message"] if file.exists() else ""
+
+
 def find_runs(*places: str | Path) -> list[Path]:
     """Run folders at these places and below them, such as RUN/seed-0 of RUN."""
-    found = {config.parent for place in places for config in Path(place).rglob(CONFIG)}
+    found = {config.parent for place in places for config in Path(place).rglob(CONFIG) if _is_of_a_run(config)}
     return sorted(found)
+
+
+def _is_of_a_run(file: Path) -> bool:
+    """Not another program's, which gives its files the same name; a damaged one may be, and is refused by its name."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return isinstance(content, dict) and "settings" in content
 
 
 def _read_config(path: Path) -> Config | None:
@@ -278,6 +300,7 @@ class RunFolder:
 
     def begin(self, config: Config, provenance: Provenance) -> None:
         """From here on the folder belongs to this configuration."""
+        (self.path / FAILED).unlink(missing_ok=True)  # it is tried again
         if not (self.path / CONFIG).exists():
             self.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
         file = self.path / PROVENANCE

@@ -121,7 +121,7 @@ def frozen(classes):
         (["train", "--bach-size", "3"], 2, "--batch-size"),
         (["train", "--epochs", "x"], 2, "--epochs"),
         (["train", "--method", "smothout"], 1, "error: method='smothout' is not known: did you mean 'smoothout'?"),
-        (["train", "--dataset", "cifra10"], 1, "error: cifra10: no such dataset"),
+        (["train", "--dataset", "cifra10"], 1, "error: dataset='cifra10' is not known: did you mean 'cifar10'?"),
         (["train", "--model", "mpl"], 1, "error: model='mpl': choose one of mlp"),
         (
             ["train", "--model", "my_networks:number"],

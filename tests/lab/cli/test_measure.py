@@ -130,7 +130,7 @@ def test_weights_that_cannot_be_used(runs, tmp_path, content, message):
 @pytest.mark.parametrize("content", ["{}", '{"name": "sharp', '{"result": {"kind": "Softness"}}'])
 def test_a_damaged_measurement_is_named(runs, tmp_path, content):
     shutil.copytree(runs / "a", tmp_path / "run")
-    file = tmp_path / "run" / "measurements" / "sharpness-train.json"
+    file = tmp_path / "run" / "measurements" / "sensitivity-train.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(content)
     refused = smoothout("report", "run", cwd=tmp_path)

@@ -123,7 +123,7 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
     of_one = choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed]))
     assert (of_one.row, of_one.seeds) == (rows[6], (0,))  # a seed that the others lack does not count
     assert (of_one.accuracy, of_one.baseline) == pytest.approx((0.76, 0.9))
-    diverged = replace(everything[6], failure="the loss is nan")
+    diverged = replace(everything[6], run=replace(everything[6].run, failure="the loss is nan"))
     assert (
         choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])).row == rows[5]
     )

@@ -8,6 +8,7 @@ import pytest
 from smoothout.lab.config import resolve
 from smoothout.lab.experiments import flatness
 from smoothout.lab.experiments.records import Found, Records
+from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.runs import Run
 
 BASE = resolve(model="mlp", method="plain")
@@ -17,8 +18,8 @@ OTHER = resolve(model="mlp", method="smoothout")
 class Measured(Found):
     """A run whose three measures are one number (or, of a measure, another one)."""
 
-    def measurement(self, name):
-        value = VALUES[self.run.config.method, self.run.config.seed, name]
+    def answer(self, wanted):
+        value = VALUES[self.run.config.method, self.run.config.seed, wanted.kind]
         return SimpleNamespace(value=value, slope=value, eigenvalues=(value,))
 
 
@@ -29,14 +30,15 @@ def verdict(base, other, **replaced):
     VALUES.clear()
     for config, values in ((BASE, base), (OTHER, other)):
         for seed, value in enumerate(values):
-            for name, _ in flatness.MEASURES.values():
-                VALUES[config.method, seed, name] = replaced.get(f"{name[:4]}{seed}", value)
+            for measuring, _ in flatness.MEASURES.values():
+                kind = measuring(Setting()).kind
+                VALUES[config.method, seed, kind] = replaced.get(f"{kind[:4]}{seed}", value)
     found = [
         Measured(Run(Path(), config.with_seed(seed), (), None), frozenset(), False)
         for config in (BASE, OTHER)
         for seed in range(len(base))
     ]
-    return flatness._verdict("flatter", Records(found), BASE, OTHER, -1)
+    return flatness._verdict(Setting(), Records(found), "flatter", BASE, OTHER, -1)
 
 
 @pytest.mark.parametrize(

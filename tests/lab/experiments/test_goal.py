@@ -29,7 +29,7 @@ def verdict(as_if_run):
 
         config = table2.resnet44(OURS, "adasmoothout").with_seed(100)
         lost = as_if_run(config, 0.0)
-        lost = [replace(lost, run=replace(lost.run, record=None), failure="the loss is nan")] * failures
+        lost = [replace(lost, run=replace(lost.run, record=None, failure="the loss is nan"))] * failures
         made = [*runs("plain", BASE, 1.0, 1), *runs("adasmoothout", accuracies, time, together), *lost]
         (found,) = (v for v in table2.table2(OURS).judge(Records(made)) if "AdaSmoothOut" in v.claim)
         return found

@@ -39,11 +39,18 @@ def todo(experiment, seeds=(0,), records=None, **how):
     return plan([experiment], seeds, records, Speeds(), **how)
 
 
-def found_of(packed, config, measured=(), has_weights=True, **how):
+class Measured(Found):
+    """As it is wanted; no file tells how."""
+
+    def has(self, wanted):
+        return wanted.name_for(self.run.config.seed) in self.measured
+
+
+def found_of(packed, config, measured=(), has_weights=True):
     """A finished run of a configuration."""
     some = packed.all()[0].run
     record = replace(some.record, config=config)
-    return Found(replace(some, config=config, record=record), frozenset(measured), has_weights, **how)
+    return Measured(replace(some, config=config, record=record), frozenset(measured), has_weights)
 
 
 def test_all_of_the_first_seed_comes_first_and_the_cheapest_before_the_dear(small):
@@ -122,7 +129,7 @@ def test_what_was_begun_goes_on_first_and_what_diverged_is_done(small, packed):
     records = Records(
         [
             Found(replace(run, config=begun, record=None), frozenset(), False),
-            Found(replace(run, config=diverged, record=None), frozenset(), False, "the loss is nan"),
+            Found(replace(run, config=diverged, record=None, failure="the loss is nan"), frozenset(), False),
         ]
     )
     tasks = todo(small, records=records).tasks

@@ -53,10 +53,10 @@ def test_runs_measurements_and_lines(tmp_path, jobs):
     assert left == ()
     start, end = (Records.read([tmp_path]).of(config) for config in configs)
     assert start.measured == {NOISE.name, what.lines[0].name_for(0)}
-    line = start.measurement(what.lines[0].name_for(0))
+    line = start.answer(what.lines[0])
     assert line.accuracies[0] == pytest.approx(start.run.record.last.test_accuracy)
     assert line.accuracies[-1] == pytest.approx(end.run.record.last.test_accuracy)
-    assert start.measurement(NOISE.name).strengths == (0.0, 0.1)
+    assert start.answer(NOISE).strengths == (0.0, 0.1)
 
 
 @pytest.mark.parametrize("kept", ["checkpoint.pt", "nothing to go on from"])

@@ -53,7 +53,7 @@ def test_no_gain_of_the_runs_that_did_not_diverge(as_if_run):
         return {verdict.claim: verdict.verdict for verdict in why.why(OURS).judge(Records(records))}[claim]
 
     lost = as_if_run(case.config.with_seed(3), 0.0)
-    lost = replace(lost, run=replace(lost.run, record=None), failure="the loss is nan")
+    lost = replace(lost, run=replace(lost.run, record=None, failure="the loss is nan"))
     assert said(runs) == "gains"
     assert said([*runs, lost]) == "1 runs diverged"
     assert said([*runs[:3], lost]) == "1 runs diverged"

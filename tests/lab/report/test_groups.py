@@ -8,7 +8,7 @@ from scipy import stats
 from in_process import smoothout
 from smoothout.lab.config import resolve
 from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference, group_runs
-from smoothout.lab.report.sections import name_of
+from smoothout.lab.report.sections import _difference, all_sections, name_of
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 
@@ -30,7 +30,7 @@ def test_intervals_are_students():
     assert difference([1.0], [2.0], paired=True) is None
 
 
-def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():
+def test_a_difference_is_shown_only_with_a_run_and_zero_outside():
     assert Difference(1.0, 0.1, 1.9, 3, True).is_shown
     assert not Difference(1.0, -0.1, 2.1, 5, True).is_shown
     assert not Difference(1.0, 0.9, 1.1, 2, True).is_shown
@@ -99,3 +99,51 @@ def test_what_was_judged_on_held_out_images_or_measured_otherwise_is_told_apart(
     twice = smoothout("report", "plain", "./plain", "noisy", "--markdown", cwd=tmp_path)
     assert "| 1 |" in twice.stdout
     assert "| 2 |" not in twice.stdout
+
+
+def test_the_rise_is_from_no_noise_to_the_strongest_whatever_the_order(tmp_path):
+    usual = ("--model", "mlp", "--epochs", "1", "--batch-size", "400", "--device", "cpu")
+    smoothout("train", *usual, "--method", "plain", "--out", "run", cwd=tmp_path)
+
+    def told(strengths):
+        how = ("--strengths", strengths, "--draws", "2", "--device", "cpu")
+        smoothout("measure", "sensitivity", "run", *how, cwd=tmp_path)
+        return smoothout("report", "run", "--markdown", cwd=tmp_path).stdout
+
+    sorted_, mixed = told("0,0.05,0.2"), told("0.05,0.2,0")
+    assert "noise of strength 0.2" in sorted_
+    assert sorted_ == mixed
+    assert "loss rise" not in told("0.05,0.2")
+    assert "loss rise" not in told("0")
+
+
+def test_runs_that_diverged_are_counted_and_nothing_is_better_without_them(tmp_path):
+    run = _a_run(tmp_path)
+    lost = replace(run, config=run.config.with_seed(9), record=None, failure="the loss is nan")
+    other = replace(lost, config=replace(lost.config, lr=9.0))
+    (alone,) = group_runs([run, replace(run, record=None, failure="the loss is nan")])
+    assert alone.diverged == 0  # it was tried again, and ended
+    group, none = group_runs([run, lost, other])
+    assert (len(group.runs), group.diverged, len(none.runs), none.diverged) == (1, 1, 0, 1)
+    section, *_ = all_sections([group, none])
+    assert section.table.rows[0].cells[1].text == "1, 1 more diverged"
+    assert section.paragraphs[-1].endswith("lr 9.0: all 1 runs diverged.")
+    better, worse = Difference(1.0, 0.5, 1.5, 5, True), Difference(-1.0, -1.5, -0.5, 5, True)
+    told = [[_difference(d, g, points=True).tone for d in (better, worse)] for g in (replace(group, diverged=0), group)]
+    assert told == [["good", "bad"], ["faint", "bad"]]
+
+
+def test_runs_of_several_processes_are_no_seeds_of_runs_of_one(tmp_path):
+    run = _a_run(tmp_path)
+    two = replace(run.record, provenance=replace(run.record.provenance, processes=2))
+    groups = group_runs([run, replace(run, record=two)])
+    assert [name_of(group, groups) for group in groups] == [
+        "batch 400: Baseline, 1 processes",
+        "batch 400: Baseline, 2 processes",
+    ]
+    assert [baseline_of(group, groups) for group in groups] == groups
+
+
+def _a_run(tmp_path):
+    train(resolve(model="mlp", method="plain", epochs=1, batch_size=400), tmp_path, Options(device="cpu", quiet=True))
+    return load_run(tmp_path)

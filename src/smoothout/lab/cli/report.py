@@ -15,13 +15,13 @@ from smoothout.lab import packs
 from smoothout.lab.report.groups import group_runs
 from smoothout.lab.report.page import Page
 from smoothout.lab.report.sections import all_sections, provenance
-from smoothout.lab.runs import RunError, find_runs, load_run, write_atomically
+from smoothout.lab.runs import Run, RunError, find_runs, load_run, write_atomically
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
 
 Runs that differ in nothing but their seed become one row.
-Unfinished runs are left out, and named.
---pack keeps the records of all runs in one file of JSON lines, without
+Unfinished runs are left out, and named; those that diverged are counted.
+--pack adds the records of all runs to one file of JSON lines, without
 weights; such a file is read like a folder.
 
 \b
@@ -43,38 +43,32 @@ def _report(
     out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="its title")] = "Runs side by side",
     markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown, write no page")] = False,
-    pack: Annotated[Path | None, typer.Option(help="write the records into this .jsonl, and no page")] = None,
+    pack: Annotated[Path | None, typer.Option(help="add the records to this .jsonl, and write no page")] = None,
 ) -> None:
     with TemporaryDirectory() as folder:
         _write(runs, Path(folder), out, title, markdown, pack)
 
 
 def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bool, pack: Path | None) -> None:
-    found = [load_run(path) for path in find_runs(*(p for p in runs if p.suffix != ".jsonl"))]
-    for i, pack_file in enumerate(runs):
-        if pack_file.suffix == ".jsonl":
-            with packs.named_by(pack_file, unpacked / str(i)):
-                found += [load_run(path) for path in packs.unpack(pack_file, unpacked / str(i))]
+    found = _load(runs, unpacked)
     if not found:
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
-    for run in found:
-        if run.record is None:
-            print(
-                f"left out: {run.path} is not finished ({len(run.metrics)} of {run.config.epochs} epochs)",
-                file=sys.stderr,
-            )
-    groups = group_runs(found)
-    repeats = sum(run.record is not None for run in found) - sum(len(group.runs) for group in groups)
+    for name, run in found.items():
+        if run.record is None and not run.failure:
+            done = f"{len(run.metrics)} of {run.config.epochs} epochs"
+            print(f"left out: {name} is not finished ({done})", file=sys.stderr)
+    groups = group_runs(found.values())
+    repeats = sum(run.record is not None for run in found.values()) - sum(len(group.runs) for group in groups)
     if repeats:
         print(
             f"left out: {repeats} repeats of runs that are there; the training that began first counts", file=sys.stderr
         )
-    if not groups:
-        raise RunError("none of these runs is finished: run their commands again, and they go on")
+    if not any(group.runs for group in groups):
+        reason = "every run diverged" if groups else "run their commands again, and they go on"
+        raise RunError(f"none of these runs is finished: {reason}")
     if pack is not None:
-        finished = [run.path.resolve() for run in found if run.record is not None]
-        root = Path(os.path.commonpath([path.parent for path in finished]))
-        write_atomically(pack.resolve(), packs.pack(finished, root).encode())
+        ended = [run.path.resolve() for run in found.values() if run.record is not None or run.failure]
+        packs.add(pack, ended, Path(os.path.commonpath([path.parent for path in ended])))
         print(pack.resolve())
         return
     sections = all_sections(groups)
@@ -84,8 +78,18 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
                 print(f"## {section.heading}", *section.paragraphs, section.table.to_markdown(), sep="\n\n", end="\n\n")
         return
     records = [record for group in groups for record in group.records]
-    lead = f"{len(records)} finished runs of {len(groups)} configurations."
+    lead = f"{len(records)} finished runs of {sum(bool(group.runs) for group in groups)} configurations."
     foot = provenance(records, shlex.join(["smoothout", *sys.argv[1:]]))
     page = Page(title, lead, sections, foot)
     write_atomically(out.resolve(), page.to_html().encode())
     print(out.resolve())
+
+
+def _load(places: list[Path], unpacked: Path) -> dict[str, Run]:
+    """Runs by a name that the user knows: their folder, or their pack and their name there."""
+    found = {str(path): load_run(path) for path in find_runs(*(p for p in places if p.suffix != ".jsonl"))}
+    for i, file in enumerate(p for p in places if p.suffix == ".jsonl"):
+        folder = unpacked / str(i)
+        with packs.named_by(file, folder):
+            found |= {f"{file}, {path.relative_to(folder)}": load_run(path) for path in packs.unpack(file, folder)}
+    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import sys
 import time
@@ -29,10 +27,8 @@ from smoothout.lab.experiments.runner import run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
 from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
-from smoothout.lab.files import read_as
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report.digest import digest as digest_of
-from smoothout.lab.runs import CONFIG, PROVENANCE, write_atomically
 from smoothout.lab.train.stop import check_minutes
 
 RESULTS, EVERY_PRESET = "results", "all"
@@ -136,10 +132,11 @@ def _reproduce(
             print(write_page(out, experiments, records, _command(), only_measured=True))
         else:
             todo = asked.plan()
+            _refuse_what_is_empty(experiments)
             _refuse_what_is_not_chosen(todo)
             place = _place(scale, out, data_root, device, minutes, asked.speeds, together)
             if pack is not None:
-                _refuse_bad_pack(pack)
+                packs.refuse_damaged(pack)
             outcomes = _carry_out(todo, place, jobs, pack)
             packed = pack is not None and _pack(out, pack)
             records = Records.read([out], pack_files, Path(unpacked) / "again")
@@ -207,6 +204,13 @@ def _place(
     return Place(out, data_root, device, deadline, threads, speeds, together)
 
 
+def _refuse_what_is_empty(experiments: Sequence[tuple[Setting, Experiment]]) -> None:
+    """A page without a row would look like a result."""
+    if not any(experiment.rows or experiment.drawings for _, experiment in experiments):
+        names = ", ".join(experiment.name for _, experiment in experiments)
+        raise ValueError(f"{names}: nothing to run yet, since it waits for what `smoothout reproduce choice` finds")
+
+
 def _refuse_what_is_not_chosen(todo: Plan) -> None:
     """Runs of preset ours before it has chosen would be thrown away."""
     for config in (task.config for task in todo.tasks if task.trains):
@@ -219,9 +223,8 @@ def _refuse_what_is_not_chosen(todo: Plan) -> None:
 
 
 def _carry_out(todo: Plan, place: Place, jobs: int, pack: Path | None) -> list[Outcome]:
-    print(
-        f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks, {_minutes(todo)} on an H200", flush=True
-    )
+    cost = "" if place.threads else f", {_minutes(todo)} on an H200"  # of the paper's networks
+    print(f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks{cost}", flush=True)
     for line in _cannot(todo):
         print(line, flush=True)
     packed = time.monotonic()
@@ -251,38 +254,11 @@ def _minutes(todo: Plan) -> str:
 
 
 def _pack(out: Path, pack: Path) -> bool:
-    """The runs of --out, and those in the file already; of one training the line that was measured in most ways."""
+    """Add the runs of --out that have ended, if there are any."""
     ended = {found.run.config.hash: found.run.path.resolve() for found in Records.read([out]).all() if found.is_done}
-    if not ended:
-        return False
-    there = pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []
-    new = packs.pack(sorted(ended.values()), out.resolve()).splitlines()
-    lines: dict[tuple[str, str | None], str] = {}
-    with read_as("a pack of runs", pack):
-        for line in (*there, *new):
-            files = json.loads(line)["files"]
-            began = files.get(PROVENANCE, {}).get("starts", [{}])[0].get("started")
-            key = files[CONFIG]["hash"], began
-            if key not in lines or _files_in(line) >= _files_in(lines[key]):
-                lines[key] = line
-    pack.resolve().parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(pack.resolve(), "".join(f"{line}\n" for line in lines.values()).encode())
-    return True
-
-
-def _refuse_bad_pack(pack: Path) -> None:
-    """Now rather than after hours of training."""
-    with read_as("a pack of runs", pack):
-        for line in pack.read_text(encoding="utf-8").splitlines() if pack.exists() else []:
-            json.loads(line)["files"][CONFIG]["hash"]
-    pack.resolve().parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(pack.resolve().parent, os.W_OK):
-        raise ValueError(f"--pack: {pack.resolve().parent} cannot be written to")
-
-
-def _files_in(packed: str) -> int:
-    """Of a packed run; each measurement is one."""
-    return len(json.loads(packed)["files"])
+    if ended:
+        packs.add(pack, sorted(ended.values()), out.resolve())
+    return bool(ended)
 
 
 def _exit(outcomes: Sequence[Outcome], todo: Plan) -> None:

@@ -15,7 +15,7 @@ import typer
 from smoothout.lab.config import Config, read_toml, resolve
 from smoothout.lab.methods import METHODS
 from smoothout.lab.presets import PRESETS
-from smoothout.lab.train.processes import speaks_for_all
+from smoothout.lab.train.processes import number_of_processes, speaks_for_all
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 
 # \b keeps the lines that follow as they are.
@@ -98,7 +98,9 @@ def _introduce(config: Config, asked: dict[str, Any]) -> None:
 
 def _draws_in_words(config: Config) -> str:
     known = {"one": "one draw a step", "ghost": "a draw for every ghost batch"}
-    return known.get(config.draws, f"{config.draws} draws a step")
+    processes = number_of_processes()
+    each = f" in each of {processes} processes" if processes > 1 and not config.shared_noise else ""
+    return known.get(config.draws, f"{config.draws} draws a step") + each
 
 
 def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:

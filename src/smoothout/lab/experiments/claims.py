@@ -14,6 +14,7 @@ from scipy.special import gammaincinv
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import FACTORS, USUAL, held_out, robustness_rows
+from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
@@ -138,7 +139,7 @@ def _ranks_agree(setting: Setting, records: Records) -> Verdict:
     points, runs = [], 0
     for row in rows_of(setting, C1):
         measured = [
-            (found.measurement("sharpness-train"), found.measurement("sensitivity-train"), found.run.record)
+            (found.answer(sharpness(setting)), found.answer(sensitivity(setting)), found.run.record)
             for found in records.seeds_of(row.config)
         ]
         values = [(s.value, n.slope, reported(record)) for s, n, record in measured if s and n and record]

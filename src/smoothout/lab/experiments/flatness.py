@@ -11,15 +11,15 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.measuring import curvature, sensitivity, sharpness
 from smoothout.lab.experiments.networks import F1, F1_DIGITS, Network, configure, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Measuring, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import FEWEST_RUNS, difference
 
 COMPARED = ("plain", "smoothout", "adasmoothout")
-MEASURES: dict[str, tuple[str, Callable[[Any], float]]] = {
-    "sharpness": ("sharpness-train", lambda result: result.value),
-    "slope under noise": ("sensitivity-train", lambda result: result.slope),
-    "top eigenvalue": ("curvature-train", lambda result: result.eigenvalues[0]),
+MEASURES: dict[str, tuple[Callable[[Setting], Measuring], Callable[[Any], float]]] = {
+    "sharpness": (sharpness, lambda result: result.value),
+    "slope under noise": (sensitivity, lambda result: result.slope),
+    "top eigenvalue": (curvature, lambda result: result.eigenvalues[0]),
 }
 
 
@@ -48,7 +48,7 @@ def _configs(setting: Setting, network: Network) -> dict[tuple[int, str], Config
 
 
 def _rows(setting: Setting, network: Network) -> list[Row]:
-    wanted = (sharpness(setting), sensitivity(setting), curvature(setting))
+    wanted = tuple(measuring(setting) for measuring, _ in MEASURES.values())
     configs = _configs(setting, network)
     rows = []
     for (batch, method), config in configs.items():
@@ -62,19 +62,20 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     for data, network in _networks(setting).items():
         configs = _configs(setting, network)
         large, small = configs[network.large, "plain"], configs[network.small, "plain"]
-        verdicts.append(_verdict(f"{data}: the large batch is sharper than the small one", records, small, large, 1))
+        judge = partial(_verdict, setting, records)
+        verdicts.append(judge(f"{data}: the large batch is sharper than the small one", small, large, 1))
         for (batch, method), config in configs.items():
             if method != "plain":
                 claim = f"{data}: {METHODS[method].title} is flatter than the baseline at batch {batch}"
-                verdicts.append(_verdict(claim, records, configs[batch, "plain"], config, -1))
+                verdicts.append(judge(claim, configs[batch, "plain"], config, -1))
     return tuple(verdicts)
 
 
-def _verdict(claim: str, records: Records, base: Config, other: Config, sense: int) -> Verdict:
+def _verdict(setting: Setting, records: Records, claim: str, base: Config, other: Config, sense: int) -> Verdict:
     """Whether every measure shows that `other` differs from `base` in the sense of the claim."""
     found, texts, counts = [], [], []
-    for name, (kept, value) in MEASURES.items():
-        before, after = (_values(records, config, kept, value) for config in (base, other))
+    for name, (measuring, value) in MEASURES.items():
+        before, after = (_values(records, config, measuring(setting), value) for config in (base, other))
         seeds = sorted(set(before) & set(after))
         if len(seeds) < FEWEST_RUNS:
             return Verdict(
@@ -90,9 +91,9 @@ def _verdict(claim: str, records: Records, base: Config, other: Config, sense: i
     return Verdict(claim, _in_words(found, sense), f"{', '.join(texts)} ({n})")
 
 
-def _values(records: Records, config: Config, kept: str, value: Callable[[Any], float]) -> dict[int, float]:
+def _values(records: Records, config: Config, wanted: Measuring, value: Callable[[Any], float]) -> dict[int, float]:
     """Logarithms by seed; what is not positive has none."""
-    results = {f.run.config.seed: f.measurement(kept) for f in records.seeds_of(config)}
+    results = {f.run.config.seed: f.answer(wanted) for f in records.seeds_of(config)}
     return {seed: math.log(value(r)) for seed, r in results.items() if r is not None and value(r) > 0}
 
 

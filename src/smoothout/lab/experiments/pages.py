@@ -23,8 +23,8 @@ MOST_IN_A_TITLE = 4
 
 LEAD = "Our runs beside those of Wen et al., SmoothOut (2018)."
 IN_SHORT = (
-    "Last epoch, mean ± standard deviation over n seeds, the change against the baseline in points with its 95 % "
-    "interval, in bold where zero is outside. Every row and what it comes from is below."
+    "Last epoch (in preset authors the best one), mean ± standard deviation over n seeds, the change against the "
+    "baseline in points with its 95 % interval, in bold where zero is outside. All rows and their sources are below."
 )
 TINY = (
     "Tiny scale: small networks on the digits. It shows that everything runs; the paper's numbers are no target here."

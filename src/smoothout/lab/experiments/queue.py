@@ -159,7 +159,7 @@ def _open_ends(lines: Iterable[Line], records: Records) -> set[str]:
 
 def _is_measured(line: Line, records: Records) -> bool:
     found = records.of(line.start)
-    return found is not None and line.name_for(line.start.seed) in found.measured
+    return found is not None and found.has(line)
 
 
 def _line_tasks(lines: Iterable[Line], records: Records, speeds: Speeds, tasks: Sequence[Task]) -> list[Task]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +10,9 @@ from typing import Any
 
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.vocabulary import Measuring
-from smoothout.lab.files import read_as
+from smoothout.lab.experiments.vocabulary import Line, Measuring
 from smoothout.lab.report.groups import Group, started
 from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
-
-FAILED = packs.FAILED
 
 
 @dataclass(frozen=True)
@@ -26,25 +22,26 @@ class Found:
     run: Run
     measured: frozenset[str]
     has_weights: bool
-    failure: str = ""
+
+    @property
+    def failure(self) -> str:
+        return self.run.failure
 
     @property
     def is_done(self) -> bool:
         return self.run.record is not None or bool(self.failure)
 
-    def has(self, wanted: Measuring) -> bool:
+    def has(self, wanted: Measuring | Line) -> bool:
         """Whether this was measured, with these settings."""
-        if wanted.name not in self.measured:
-            return False
-        there = measurements.load_all(self.run.path).get(wanted.name)
-        record = self.run.record
-        return there is None or (record is not None and wanted.is_answered_by(there.how, record.images(wanted.split)))
+        return self.answer(wanted) is not None
 
-    def measurement(self, name: str) -> Any:
-        """The result of that name, or None."""
-        if name not in self.measured:
+    def answer(self, wanted: Measuring | Line) -> Any:
+        """The result of a measurement; None if it was not made, or with other settings."""
+        name = wanted.name_for(self.run.config.seed)
+        if name not in self.measured or self.run.record is None:
             return None
-        return measurements.load_all(self.run.path)[name].result
+        there = measurements.load(self.run.path, name)
+        return there.result if wanted.is_answered_by(there, self.run.record.images(wanted.split)) else None
 
 
 class Records:
@@ -111,15 +108,8 @@ class Records:
 
 def look(path: Path) -> Found:
     """A run folder as it is now."""
-    file = path / FAILED
-    with read_as("the failure of a run", file):
-        failure = json.loads(file.read_text(encoding="utf-8"))["message"] if file.exists() else ""
-    return Found(
-        load_run(path),
-        frozenset(file.stem for file in (path / measurements.FOLDER).glob("*.json")),
-        (path / LAST_WEIGHTS).exists(),
-        failure,
-    )
+    measured = frozenset(file.stem for file in (path / measurements.FOLDER).glob("*.json"))
+    return Found(load_run(path), measured, (path / LAST_WEIGHTS).exists())
 
 
 def _worth(found: Found) -> tuple[bool, bool, int]:

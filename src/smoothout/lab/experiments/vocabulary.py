@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from smoothout import measure
 from smoothout.lab.config import Config
+from smoothout.lab.measurements import Measurement, settings_of
 
 if TYPE_CHECKING:
     from smoothout.lab.experiments.records import Records
@@ -50,20 +49,13 @@ class Measuring:
     def name(self) -> str:
         return f"{self.kind}-{self.split}"
 
-    def is_answered_by(self, how: Mapping[str, Any], there: int) -> bool:
-        """Whether a measurement made in this way is the wanted one: `smoothout measure` may have made another.
-
-        Args:
-            there: how many images the split has.
-        """
-        told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
-        defaults = {p.name: p.default for p in signature(getattr(measure, self.kind)).parameters.values()}
-        wanted = {**defaults, **dict(self.settings), "weights": "last", "images": min(self.images or there, there)}
-        return all(told[name] == value for name, value in wanted.items() if name in told)
-
     def name_for(self, seed: int) -> str:
         """The same for every seed."""
         return self.name
+
+    def is_answered_by(self, there: Measurement, images: int) -> bool:
+        """Whether this is the wanted one, of a split of so many images: `smoothout measure` may have made another."""
+        return _is_as_wanted(there, dict(self.settings), self.images, images)
 
 
 @dataclass(frozen=True)
@@ -79,6 +71,16 @@ class Line:
     def name_for(self, seed: int) -> str:
         """The file's name holds the hash of the run at the end."""
         return f"interpolation-{self.split}-{self.end.with_seed(seed).hash}"
+
+    def is_answered_by(self, there: Measurement, images: int) -> bool:
+        """As of `Measuring`."""
+        return _is_as_wanted(there, {"alphas": self.alphas}, self.images, images)
+
+
+def _is_as_wanted(there: Measurement, settings: Mapping[str, Any], wanted_images: int | None, images: int) -> bool:
+    (kind, *_), found = there.name.split("-"), there.settings
+    wanted = settings_of(kind, {**settings, "images": min(wanted_images or images, images)})
+    return {**found, "images": found["images"] or images} == wanted
 
 
 @dataclass(frozen=True)

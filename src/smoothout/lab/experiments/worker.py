@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ import torch
 from smoothout.lab import measurements
 from smoothout.lab.data import DataError
 from smoothout.lab.experiments.queue import Task, folder_of
-from smoothout.lab.experiments.records import FAILED
+from smoothout.lab.experiments.records import look
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Measuring
-from smoothout.lab.runs import LAST_WEIGHTS, RESULT, RunError, write_atomically
+from smoothout.lab.runs import LAST_WEIGHTS, RESULT, RunError
 from smoothout.lab.train.loop import Diverged
 from smoothout.lab.train.start import Options, attempt, summary, train
 from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
@@ -79,7 +78,7 @@ def carry_out(task: Task, place: Place) -> Outcome:
             return Outcome(task, "out of time", "not begun")
         return _line(task, place) if task.line else _run(task, place)
     except EXPECTED as error:
-        return _outcome_of(error, task, place)
+        return _outcome_of(error, task)
     except KeyboardInterrupt:  # in training a checkpoint comes first, and this is Interrupted
         return Outcome(task, "interrupted", STOPPED)
     finally:
@@ -93,22 +92,21 @@ def carry_out_together(tasks: Sequence[Task], place: Place) -> list[Outcome]:
     try:
         ended = attempt([task.config for task in tasks], lambda config: folder_of(place.out, config), _options(place))
     except EXPECTED as error:
-        return [_outcome_of(error, task, place) for task in tasks]
+        return [_outcome_of(error, task) for task in tasks]
     except KeyboardInterrupt:  # a second signal
         return [Outcome(task, "interrupted", STOPPED) for task in tasks]
     finally:
         _free_memory()
     outcomes = []
     for task, end in zip(tasks, ended):
-        outcomes.append(_outcome_of(end, task, place) if isinstance(end, Exception) else carry_out(task, place))
+        outcomes.append(_outcome_of(end, task) if isinstance(end, Exception) else carry_out(task, place))
     return outcomes
 
 
-def _outcome_of(error: Exception, task: Task, place: Place) -> Outcome:
+def _outcome_of(error: Exception, task: Task) -> Outcome:
     if isinstance(error, Interrupted):
         return Outcome(task, "out of time" if error.exit_code == TIME_IS_UP_EXIT else "interrupted", str(error))
     if isinstance(error, Diverged):
-        write_atomically(folder_of(place.out, task.config) / FAILED, json.dumps({"message": str(error)}).encode())
         return Outcome(task, "diverged", str(error))
     return Outcome(task, "failed", f"{type(error).__name__}: {error}")
 
@@ -127,10 +125,10 @@ def _run(task: Task, place: Place) -> Outcome:
     folder = folder_of(place.out, task.config)
     _begin_again_without_weights(task, place)
     record = train(task.config, folder, _options(place))
-    there = measurements.load_all(folder)
+    there = look(folder)
     loaded: dict[int | None, Trained] = {}  # by the images it is measured on
     for wanted in task.measurements:
-        if wanted.name in there and wanted.is_answered_by(there[wanted.name].how, record.images(wanted.split)):
+        if there.has(wanted):
             continue
         if not _has_time(task, wanted, place):
             return Outcome(task, "out of time", f"trained; {wanted.name} is still to be measured")

@@ -49,48 +49,72 @@ def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) 
     return text[text.index("<svg") :]
 
 
-def label_of(group: Group) -> str:
-    return f"{group.method_name}, batch {group.config.batch_size}"
+def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A colour a method, in shades where it has several configurations of a batch size.
 
-
-def line_style(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
-    """A colour a method; the larger batch is drawn solid, the smaller one dashed."""
+    The largest batch is drawn solid, smaller ones dashed.
+    """
     largest = max(g.config.batch_size for g in groups)
-    return {
-        "color": COLOURS[group.config.method],
-        "linestyle": "-" if group.config.batch_size == largest else "--",
-    }
+    styles = []
+    for group in groups:
+        alike = [g for g in groups if (g.config.method, g.config.batch_size) == _kind(group)]
+        colour = _lighter(COLOURS[group.config.method], 0.65 * alike.index(group) / max(1, len(alike) - 1))
+        styles.append({"color": colour, "linestyle": "-" if group.config.batch_size == largest else "--"})
+    return styles
 
 
-def training_curves(groups: Sequence[Group], value: Callable[[EpochMetrics], float], name: str, log: bool) -> str:
+def _kind(group: Group) -> tuple[str, int]:
+    return group.config.method, group.config.batch_size
+
+
+def _lighter(colour: str, part: float) -> str:
+    """So much of the way to white."""
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + part * (255 - c)):02x}" for c in channels)
+
+
+def _with_legend(draw: Callable[[Any], None], names: Sequence[str]) -> str:
+    """The picture, the names of its lines below it."""
+
+    def draw_both(axes: Any) -> None:
+        draw(axes)
+        axes.figure.legend(loc="outside lower center", ncols=columns, fontsize=9)
+
+    columns = 2 if max(map(len, names)) < 35 else 1
+    rows = -(-len(names) // columns)
+    return to_svg(draw_both, (5.6, 3.4 + 0.2 * rows))
+
+
+def training_curves(
+    groups: Sequence[Group], names: Sequence[str], value: Callable[[EpochMetrics], float], name: str, log: bool
+) -> str:
     """Mean over seeds of a figure of every epoch, against the part of training that is done."""
 
     def draw(axes: Any) -> None:
-        for group in groups:
+        for group, label, style in zip(groups, names, line_styles(groups), strict=True):
             epochs = range(min(len(run.metrics) for run in group.runs))
             means = [sum(value(run.metrics[e]) for run in group.runs) / len(group.runs) for e in epochs]
             done = [(e + 1) / len(epochs) for e in epochs]
-            axes.plot(done, means, label=label_of(group), **line_style(group, groups))
+            axes.plot(done, means, label=label, **style)
         axes.set(xlabel="part of training done", ylabel=name)
         if log:
             axes.set_yscale("log")
-        axes.legend(fontsize=9)
 
-    return to_svg(draw)
+    return _with_legend(draw, names)
 
 
-def sensitivity_curves(groups: Sequence[Group], curves: Sequence[Sequence[Any]], name: str) -> str:
+def sensitivity_curves(
+    groups: Sequence[Group], names: Sequence[str], curves: Sequence[Sequence[Any]], name: str
+) -> str:
     """C̄(w; a) against a: the mean over runs, with a band of one standard deviation over them."""
 
     def draw(axes: Any) -> None:
-        for group, members in zip(groups, curves, strict=True):
+        for label, members, style in zip(names, curves, line_styles(groups), strict=True):
             strengths = members[0].strengths
             samples = [Sample(losses) for losses in zip(*(curve.losses for curve in members), strict=True)]
             low, high = ([s.mean + sign * (s.sd or 0.0) for s in samples] for sign in (-1, 1))
-            style = line_style(group, groups)
-            axes.plot(strengths, [s.mean for s in samples], label=label_of(group), **style)
+            axes.plot(strengths, [s.mean for s in samples], label=label, **style)
             axes.fill_between(strengths, low, high, color=style["color"], alpha=0.13, linewidth=0)
         axes.set(xlabel=name, ylabel="training loss under noise, C̄(w; a)", ylim=(0, None))
-        axes.legend(fontsize=9)
 
-    return to_svg(draw)
+    return _with_legend(draw, names)

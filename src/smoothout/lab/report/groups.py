@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
@@ -40,10 +40,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Group:
-    """The finished runs of one configuration, seed apart, in the order of their seeds."""
+    """The finished runs of one configuration, seed apart, in the order of their seeds.
 
-    config: Config  # with seed 0
+    Args:
+        config: with seed 0.
+        diverged: how many more ended without a result.
+        processes: that trained a run together. Each draws its own noise, so that an update averages so many draws.
+    """
+
+    config: Config
     runs: tuple[Run, ...]
+    diverged: int = 0
+    processes: int = 1
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -64,21 +72,30 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Finished runs by configuration: small batch first, the baseline before the methods.
+    """Runs that have ended by configuration: small batch first, the baseline before the methods.
 
-    Of a seed that was trained several times, or is given twice, the training that began first counts.
+    Of a seed that was trained several times, or is given twice, the training that began first counts. A group of which
+    every run diverged has none.
     """
-    first: dict[str, Run] = {}
+    first: dict[tuple[str, int], Run] = {}
+    lost: dict[str, Config] = {}
     for run in runs:
-        key = run.config.hash
-        if run.record is not None and (key not in first or started(run) < started(first[key])):
+        if run.record is None:
+            lost |= {run.config.hash: replace(run.config, seed=0)} if run.failure else {}
+            continue
+        key = run.config.hash, run.record.provenance.processes
+        if key not in first or started(run) < started(first[key]):
             first[key] = run
-    by_config: dict[Config, list[Run]] = defaultdict(list)
-    for run in first.values():
-        by_config[replace(run.config, seed=0)].append(run)
+    diverged = Counter(config for key, config in lost.items() if not any(key == done for done, _ in first))
+    by_config: dict[tuple[Config, int], list[Run]] = defaultdict(list)
+    for (_, processes), run in first.items():
+        by_config[replace(run.config, seed=0), processes].append(run)
     groups = [
-        Group(config, tuple(sorted(members, key=lambda run: run.config.seed))) for config, members in by_config.items()
+        Group(config, tuple(sorted(members, key=lambda run: run.config.seed)), diverged[config], processes)
+        for (config, processes), members in by_config.items()
     ]
+    finished = {group.config for group in groups}
+    groups += [Group(config, (), count) for config, count in diverged.items() if config not in finished]
     order = {method: i for i, method in enumerate(METHODS)}
     return sorted(
         groups,
@@ -89,6 +106,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
             g.config.batch_size,
             order[g.config.method],
             g.config.hash,
+            g.processes,
         ),
     )
 
@@ -151,6 +169,11 @@ def pairs(a: Group, b: Group, value: Callable[[Record], float]) -> list[float]:
     return [value(r) - before[r.config.seed] for r in b.records if r.config.seed in before]
 
 
+def has_its_own_seconds(record: Record) -> bool:
+    """Whether its time is known to be its own: others may have shared the GPU before that was noted."""
+    return record.provenance.cuda is None or record.provenance.together is not None
+
+
 def training_seconds(run: Run) -> float:
     """Epochs × the median epoch: without starting and compiling."""
     return median(metrics.seconds for metrics in run.metrics) * len(run.metrics)
@@ -166,6 +189,7 @@ def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
     plain = [other for other in groups if other.config.method == "plain"]
     for names in ((*alike, "preset"), alike):
         for other in plain:
-            if all(getattr(other.config, name) == getattr(group.config, name) for name in names):
+            alike_in_all = all(getattr(other.config, name) == getattr(group.config, name) for name in names)
+            if alike_in_all and other.processes == group.processes:
                 return other
     return None

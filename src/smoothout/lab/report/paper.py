@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from smoothout.lab.experiments.measuring import sharpness
 from smoothout.lab.experiments.records import Found, Records
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.vocabulary import Experiment, Measuring, Row, Setting
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
 from smoothout.lab.report.groups import (
@@ -14,6 +15,7 @@ from smoothout.lab.report.groups import (
     Group,
     Sample,
     compare,
+    has_its_own_seconds,
     pairs,
     reported,
     training_seconds,
@@ -22,7 +24,6 @@ from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
 
-SHARPNESS = "sharpness-train"
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
     *("sharpness⁴", "paper's", "gradient evaluations", "seconds"),
@@ -38,9 +39,9 @@ NOTES = (
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
     "gain only if no run diverged. No interval is corrected for the number of comparisons: without any effect one in "
     "twenty would exclude zero. A single run is compared with the baseline of its seed.",
-    "⁴ (C_ε, A)-sharpness in per cent over the training images, the maximum of several starts; of how many runs the "
-    "best start converged (the others ended at the limit of iterations). The paper's values come from a solver with a "
-    "wrong sign: compare the sense, not the value.",
+    "⁴ (C_ε, A)-sharpness in per cent over the training images (of deep networks the first 10,000, at tiny scale 200), "
+    "the maximum of several starts; of how many runs the best start converged (the others ended at the limit of "
+    "iterations). The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
 )
 
 
@@ -108,7 +109,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         _effect(effect, base, group, bool(failures)),
         last[0],
         _sign(effect, paper_effect, bool(failures)),
-        _sharpness(records.seeds_of(row.config)),
+        _sharpness(records.seeds_of(row.config), sharpness(setting, row.config.model)),
         last[3],
     )
     return page.Row(cells, starts)
@@ -118,15 +119,19 @@ def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
     """In a sentence, what training these rows took; runs side by side share their seconds."""
     groups = [records.group(row.config) for row in rows]
     made = [r for group in groups if group is not None for r in group.records if r.provenance.cuda is not None]
-    if not made:
+    known = [record for record in made if has_its_own_seconds(record)]
+    more = f"; of {len(made) - len(known)} more, which shared a GPU, it is not known" if len(known) < len(made) else ""
+    if not known:
         return ()
-    return (f"Training took {sum(record.seconds for record in made) / 60:.1f} GPU minutes for {len(made)} runs.",)
+    return (f"Training took {sum(r.seconds for r in known) / 60:.1f} GPU minutes for {len(known)} runs{more}.",)
 
 
 def _costs(group: Group | None) -> tuple[Cell, Cell]:
     if group is None:
         return Cell("–", "faint"), Cell("–", "faint")
     evaluations = group.sample(lambda r: r.last.evaluations)
+    if not all(map(has_its_own_seconds, group.records)):
+        return Cell(f"{evaluations.mean:,.0f}"), Cell("–", "faint")
     seconds = Sample(tuple(map(training_seconds, group.runs)))
     spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
     return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
@@ -171,8 +176,8 @@ def _sign(effect: Difference | None, paper: float | None, diverged: bool) -> Cel
     return Cell("as the paper's" if effect.mean * paper > 0 else "opposite")
 
 
-def _sharpness(found: Sequence[Found]) -> Cell:
-    results = [each.measurement(SHARPNESS) for each in found]
+def _sharpness(found: Sequence[Found], wanted: Measuring) -> Cell:
+    results = [each.answer(wanted) for each in found]
     results = [result for result in results if result is not None]
     if not results:
         return Cell("–", "faint")

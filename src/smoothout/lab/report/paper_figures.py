@@ -47,7 +47,7 @@ def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
     results = {}
     for curve in drawing.curves:
         for found in records.seeds_of(curve.config):
-            result = found.measurement(curve.of.name_for(found.run.config.seed))
+            result = found.answer(curve.of)
             if result is not None:
                 results[f"{curve.label} (seed {found.run.config.seed})"] = result
                 break

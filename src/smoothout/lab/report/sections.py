@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
@@ -9,15 +10,21 @@ from smoothout.lab import measurements
 from smoothout.lab.config import Config
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import figures
-from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, compare, difference
+from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, compare, difference, has_its_own_seconds
 from smoothout.lab.report.page import Cell, Figure, Row, Section, Table
-from smoothout.lab.runs import Record
+from smoothout.lab.runs import EpochMetrics, Record
+from smoothout.measure import Sensitivity
 
 SENSITIVITY = "sensitivity-train"
+MOST_CURVES = 12  # in a picture
 
 
-def results_section(groups: Sequence[Group]) -> Section:
-    """One row a configuration."""
+def results_section(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Section:
+    """One row a configuration.
+
+    Args:
+        lost: of which every run diverged.
+    """
     rises = _loss_rises(groups)
     with_rise = any(rise is not None for rise in rises)
     judged = _judged_on(groups)
@@ -27,14 +34,14 @@ def results_section(groups: Sequence[Group]) -> Section:
     for i, (group, rise) in enumerate(zip(groups, rises)):
         texts = [
             name_of(group, groups),
-            str(len(group.records)),
+            str(len(group.records)) + (f", {group.diverged} more diverged" if group.diverged else ""),
             percent(group.sample(_accuracy)),
             *(["–" if rise is None else number(rise)] if with_rise else []),
             number(group.sample(_test_loss)),
             number(group.sample(lambda r: r.last.train_loss)),
             percent(group.sample(lambda r: r.best.test_accuracy)),
             f"{group.sample(lambda r: r.last.evaluations).mean:,.0f}",
-            f"{group.sample(lambda r: r.seconds).mean:.1f}",
+            f"{group.sample(lambda r: r.seconds).mean:.1f}" if all(map(has_its_own_seconds, group.records)) else "–",
         ]
         starts = i > 0 and group.config.batch_size != groups[i - 1].config.batch_size
         rows.append(Row(tuple(map(Cell, texts)), starts))
@@ -43,6 +50,7 @@ def results_section(groups: Sequence[Group]) -> Section:
         f"saw, with its noise. * The best epoch is chosen on the {judged} images themselves and flatters every method, "
         "some more than others: read the last epoch.",
         *([f"† {_rise_in_words(groups)}"] if with_rise else []),
+        *(f"{name_of(group, (*groups, *lost))}: all {group.diverged} runs diverged." for group in lost),
     )
     return Section("Results", notes, Table(header, tuple(rows)))
 
@@ -60,7 +68,7 @@ def differences_section(groups: Sequence[Group]) -> Section | None:
         with_rise = with_rise or rise is not None
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
         ns |= {f"{d.n} {'pairs of equal seeds' if d.paired else 'runs a side'}" for d in (accuracy, loss, rise) if d}
-        cells = [_difference(accuracy, more_is_better=True, scale=100), _difference(rise), _difference(loss)]
+        cells = [_difference(accuracy, group, points=True), _difference(rise, group), _difference(loss, group)]
         rows.append((Cell(name_of(group, groups)), *cells))
     if not rows:
         return None
@@ -71,7 +79,7 @@ def differences_section(groups: Sequence[Group]) -> Section | None:
     note = (
         f"Difference of the means with its 95 % interval (Student's t; {', '.join(sorted(ns)) or 'n = 1'}). Bold: zero "
         "lies outside and there are at least three runs a side (green: better, orange: worse). Grey: no difference "
-        "measured."
+        "measured, or a better one of runs that did not diverge."
     )
     return Section("Against the baseline", (note,), Table(header, tuple(Row(row) for row in rows)))
 
@@ -87,16 +95,16 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
             continue
         rise = difference(theirs.values, ours.values, base.seeds == group.seeds)
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
-        flat = _in_words(rise, "sharper than", "flatter than", "not measurably flatter than")
+        flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
         name = name_of(group, groups)
         sentences.append(
             f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss "
-            f"{_in_words(loss, 'higher', 'lower', 'not measurably different')}, accuracy "
-            f"{_in_words(accuracy, 'higher', 'lower', 'not measurably different')}."
+            f"{_in_words(loss, group, 'higher', 'lower', 'not measurably different')}, accuracy "
+            f"{_in_words(accuracy, group, 'higher', 'lower', 'not measurably different', more_is_better=True)}."
         )
-        is_flatter = rise is not None and rise.is_shown and rise.mean < 0
+        is_flatter = _is_claimed(rise, group) and rise is not None and rise.mean < 0
         flatter += is_flatter
-        better += is_flatter and loss is not None and loss.is_shown and loss.mean < 0
+        better += is_flatter and _is_claimed(loss, group) and loss is not None and loss.mean < 0
     if not sentences:
         return None
     lesson = (
@@ -106,17 +114,30 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
     return Section("What came out", (*sentences, lesson))
 
 
-def _in_words(d: Difference | None, more: str, less: str, neither: str) -> str:
-    return neither if d is None or not d.is_shown else more if d.mean > 0 else less
+def _is_claimed(d: Difference | None, group: Group, more_is_better: bool = False) -> bool:
+    """Whether a difference may be: nothing is better by leaving the runs out that diverged."""
+    if d is None or not d.is_shown:
+        return False
+    return not group.diverged or (d.mean > 0) != more_is_better
 
 
-def _difference(d: Difference | None, *, more_is_better: bool = False, scale: float = 1.0) -> Cell:
+def _in_words(
+    d: Difference | None, group: Group, more: str, less: str, neither: str, more_is_better: bool = False
+) -> str:
+    return neither if d is None or not _is_claimed(d, group, more_is_better) else more if d.mean > 0 else less
+
+
+def _difference(d: Difference | None, group: Group, points: bool = False) -> Cell:
+    """Of a loss, of which less is better; of an accuracy in points."""
     if d is None:
         return Cell("–", "faint")
-    text = f"{scale * d.mean:+.3g} [{scale * d.low:+.2g}, {scale * d.high:+.2g}]"
-    if not d.is_shown:
+    if points:
+        text = f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
+    else:
+        text = f"{d.mean:+.3g} [{d.low:+.2g}, {d.high:+.2g}]"
+    if not _is_claimed(d, group, more_is_better=points):
         return Cell(text, "faint")
-    return Cell(text, "good" if (d.mean > 0) == more_is_better else "bad")
+    return Cell(text, "good" if (d.mean > 0) == points else "bad")
 
 
 def percent(sample: Sample) -> str:
@@ -145,7 +166,8 @@ def _usual_name(group: Group, groups: Sequence[Group]) -> str:
     strength = f", {symbol} = {config.strength:g}" if config.strength else ""
     length = f", {config.epochs} epochs" if len({g.config.epochs for g in groups}) > 1 else ""
     judged = ", on held-out images" if config.hold_out and _judged_on(groups) == "test" else ""
-    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}{judged}"
+    ranks = f", {group.processes} processes" if len({g.processes for g in groups}) > 1 else ""
+    return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}{judged}{ranks}"
 
 
 def _judged_on(groups: Sequence[Group]) -> str:
@@ -165,30 +187,33 @@ def _test_loss(record: Record) -> float:
 
 
 def _curves(group: Group) -> list[measurements.Measurement]:
-    found = [measurements.load_all(run.path).get(SENSITIVITY) for run in group.runs]
-    return [each for each in found if each is not None]
+    there = [run.path for run in group.runs if (run.path / measurements.FOLDER / f"{SENSITIVITY}.json").exists()]
+    return [measurements.load(path, SENSITIVITY) for path in there]
 
 
 def _loss_rises(groups: Sequence[Group]) -> list[Sample | None]:
     """C̄(w; a) − C(w) at the strongest noise of the grid, for every run of each group.
 
-    None where not all of a group were measured, and for all where not all were measured in the same way.
+    None where not all of a group were measured, and for all where not all were measured in the same way, or not both at
+    noise and without.
     """
     by_group = [_curves(group) for group in groups]
-    if len({_way(each) for curves in by_group for each in curves}) > 1:
+    every = [each for curves in by_group for each in curves]
+    if any(each.settings != every[0].settings for each in every) or not all(map(_has_both_ends, every)):
         return [None] * len(groups)
     return [
-        Sample(tuple(each.result.losses[-1] - each.result.losses[0] for each in curves))
-        if curves and len(curves) == len(group.runs)
-        else None
+        Sample(tuple(_rise(each.result) for each in curves)) if curves and len(curves) == len(group.runs) else None
         for group, curves in zip(groups, by_group)
     ]
 
 
-def _way(each: measurements.Measurement) -> tuple[object, ...]:
-    """How a curve was measured."""
-    curve = each.result
-    return curve.strengths, curve.noise, curve.scale, curve.draws, each.how.get("weights"), each.how.get("images")
+def _has_both_ends(each: measurements.Measurement) -> bool:
+    return 0.0 in each.result.strengths and max(each.result.strengths) > 0.0
+
+
+def _rise(curve: Sensitivity) -> float:
+    losses = dict(zip(curve.strengths, curve.losses))
+    return losses[max(losses)] - losses[0.0]
 
 
 def _rise_in_words(groups: Sequence[Group]) -> str:
@@ -196,14 +221,41 @@ def _rise_in_words(groups: Sequence[Group]) -> str:
     relative = " times the norm of its filter" if curve.scale == "filter" else ""
     return (
         f"How much the training loss rises when every weight is pushed by {curve.noise} noise of strength "
-        f"{curve.strengths[-1]:g}{relative}, the mean of {curve.draws} pushes, the same for every network: a small "
+        f"{max(curve.strengths):g}{relative}, the mean of {curve.draws} pushes, the same for every network: a small "
         "rise is a flat minimum."
     )
 
 
-def figures_section(groups: Sequence[Group]) -> Section:
-    """How training went, and how flat the minima are."""
+def figures_sections(groups: Sequence[Group]) -> tuple[Section, ...]:
+    """How training went, and how flat the minima are: for each network on its data, and batch size if need be."""
+    sections = []
+    for heading, members in _apart(groups, "Curves", ("model", "dataset"), ("batch_size",)):
+        if len(members) > MOST_CURVES:
+            text = f"{len(members)} configurations are too many for a picture: report {MOST_CURVES} or fewer together."
+            sections.append(Section(heading, (text,)))
+        else:
+            sections.append(Section(heading, figures=_figures(members)))
+    return tuple(sections)
+
+
+def _apart(
+    groups: Sequence[Group], heading: str, names: tuple[str, ...], *more: tuple[str, ...]
+) -> list[tuple[str, list[Group]]]:
+    """By these settings; what is still too much for a picture, by more of them."""
+    by_settings: dict[tuple[object, ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        by_settings[tuple(getattr(group.config, name) for name in names)].append(group)
+    parts = []
+    for values, members in by_settings.items():
+        told = ", ".join(f"{name.replace('_size', '')} {value}" for name, value in zip(names, values))
+        title = heading if len(by_settings) == 1 else f"{heading}, {told}"
+        parts += _apart(members, title, *more) if more and len(members) > MOST_CURVES else [(title, members)]
+    return parts
+
+
+def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
     drawn = []
+    names = [name_of(group, groups) for group in groups]
     curves = [[each.result for each in _curves(group)] for group in groups]
     if all(curves) and any(_loss_rises(groups)):
         axis = "noise strength a"
@@ -213,34 +265,23 @@ def figures_section(groups: Sequence[Group]) -> Section:
             "Flatness, seen: the training loss under noise of growing strength. The lower a curve stays, the flatter "
             "the minimum. Bands: one standard deviation over seeds."
         )
-        drawn.append(Figure(figures.sensitivity_curves(groups, curves, axis), caption))
-    drawn.append(
-        Figure(
-            figures.training_curves(groups, lambda m: m.test_loss, f"{_judged_on(groups)} loss", log=True),
-            "The loss on images that training never saw.",
-        )
+        drawn.append(Figure(figures.sensitivity_curves(groups, names, curves, axis), caption))
+    judged = _judged_on(groups)
+    pictures: tuple[tuple[Callable[[EpochMetrics], float], str, bool, str], ...] = (
+        (lambda m: m.test_loss, f"{judged} loss", True, "The loss on images that training never saw."),
+        (lambda m: 100 * m.test_accuracy, f"{judged} accuracy, %", False, "Accuracy on the same images."),
+        (lambda m: m.train_loss, "training loss", True, "The training loss as training saw it, with noise if any."),
     )
-    drawn.append(
-        Figure(
-            figures.training_curves(
-                groups, lambda m: 100 * m.test_accuracy, f"{_judged_on(groups)} accuracy, %", log=False
-            ),
-            "Accuracy on the same images, mean over seeds.",
-        )
-    )
-    drawn.append(
-        Figure(
-            figures.training_curves(groups, lambda m: m.train_loss, "training loss", log=True),
-            "The training loss as training saw it: with noise, where there is noise.",
-        )
-    )
-    return Section("Curves", figures=tuple(drawn))
+    for value, name, log, caption in pictures:
+        drawn.append(Figure(figures.training_curves(groups, names, value, name, log), f"{caption} Means over seeds."))
+    return tuple(drawn)
 
 
 def all_sections(groups: Sequence[Group]) -> tuple[Section, ...]:
     """The sections of an ordinary page."""
-    sections = (results_section(groups), differences_section(groups), figures_section(groups))
-    return tuple(section for section in sections if section is not None)
+    lost, groups = [g for g in groups if not g.runs], [g for g in groups if g.runs]
+    tables = (results_section(groups, lost), differences_section(groups))
+    return (*(section for section in tables if section is not None), *figures_sections(groups))
 
 
 # ---- where it comes from ---------------------------------------------------------------------------------------------

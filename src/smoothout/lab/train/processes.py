@@ -113,7 +113,12 @@ class SeveralProcesses:
 
 def started_by_torchrun() -> bool:
     """Whether this process is one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return number_of_processes() > 1
+
+
+def number_of_processes() -> int:
+    """As torchrun started them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def speaks_for_all() -> bool:

@@ -14,7 +14,7 @@ import torch
 from smoothout.lab.config import Config
 from smoothout.lab.data import Dataset
 from smoothout.lab.presets import TABLE_1_MODELS
-from smoothout.lab.runs import RESULT, NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
+from smoothout.lab.runs import FAILED, RESULT, NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
@@ -67,13 +67,16 @@ def train(config: Config, out: str | Path, options: Options | None = None) -> Re
 def train_seeds(
     configs: list[Config], folder_of: Callable[[Config], Path], options: Options | None = None
 ) -> list[Record]:
-    """Several runs in this process (and those torchrun started with it); raises what the first to fail did."""
-    records = []
-    for result in attempt(configs, folder_of, options):
-        if isinstance(result, Exception):
-            raise result
-        records.append(result)
-    return records
+    """Several runs in this process (and those torchrun started with it).
+
+    Raises Diverged for all that did, with a line for each, or what the first to fail in another way did.
+    """
+    results = attempt(configs, folder_of, options)
+    failed = [result for result in results if isinstance(result, Exception)]
+    others = [error for error in failed if not isinstance(error, Diverged)]
+    if failed:
+        raise others[0] if others else Diverged("\n".join(map(str, failed)))
+    return [result for result in results if not isinstance(result, Exception)]
 
 
 def attempt(
@@ -189,7 +192,11 @@ def _one_run(
         stack.enter_context(clock.at_work())
         if found:
             _go_on(trainer, found, progress, out)
-        record = yield from trainer.run(provenance)
+        try:
+            record = yield from trainer.run(provenance)
+        except Diverged as error:
+            folder.write_json(FAILED, {"message": str(error)})
+            raise Diverged(f"{out}: {error}") from error
     progress.say(f"{out}: {summary(record)}")
     return record
 
