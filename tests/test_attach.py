@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import assert_same, snapshot
 from smoothout import AdaSmoothOut, SmoothOut
+from smoothout.perturb import Perturbation
 
 
 class Mlp(nn.Module):
@@ -763,6 +764,20 @@ def test_no_optimizer_and_one_of_another_model():
         SmoothOut(model).attach([])
     with pytest.warns(UserWarning, match="holds none of Linear's parameters.*of another model"):
         SmoothOut(model).attach(torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+def test_an_interrupt_while_a_backward_takes_the_noise_back_leaves_none(monkeypatch):
+    def interrupt(perturbation):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    model = nn.Linear(6, 3)
+    SmoothOut(model, 0.3).attach(torch.optim.SGD(model.parameters(), 0.1))
+    before = [p.detach().clone() for p in model.parameters()]
+    monkeypatch.setattr(Perturbation, "_bring_back_moved", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2, 6)).sum().backward()
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_an_interrupt_after_the_forward_leaves_no_noisy_evaluation():

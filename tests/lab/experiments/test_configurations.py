@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothout.lab.experiments.catalogue import EXPERIMENTS, chosen
+from smoothout.lab.experiments.catalogue import EXPERIMENTS, asked_for
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, RESNET44, configure
 from smoothout.lab.experiments.table2 import PLUMBING
@@ -20,7 +20,7 @@ NAMES = {f"table{i}" for i in range(1, 6)} | {f"figure{i}" for i in (1, 2, 4, 5,
 def test_every_table_and_figure_of_the_paper_is_there():
     assert set(EXPERIMENTS) >= NAMES
     with pytest.raises(ValueError, match="did you mean 'table1'"):
-        chosen(["tabel1"], Setting())
+        asked_for(["tabel1"], Setting())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -87,9 +87,9 @@ def test_imagenet_is_ready_and_imagenette_stands_in_for_it():
 
 
 def test_rows_of_some_networks_only():
-    (experiment,) = chosen(["table1"], Setting(), ["f1"])
+    (experiment,) = asked_for(["table1"], Setting(), ["f1"])
     assert {row.config.model for row in experiment.rows} == {"f1"}
-    (figure,) = chosen(["figure8"], Setting(), ["f1"])
+    (figure,) = asked_for(["figure8"], Setting(), ["f1"])
     assert (figure.rows, figure.lines, figure.drawings) == ((), (), ())
 
 

@@ -14,7 +14,7 @@ from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.networks import C1, configure
 from smoothout.lab.experiments.pages import results_markdown, write_page
 from smoothout.lab.experiments.records import Found, Records
-from smoothout.lab.experiments.table1 import METHODS as table1_methods
+from smoothout.lab.experiments.table1 import COMPARED as table1_methods
 from smoothout.lab.experiments.table1 import table1
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.presets import PRESETS

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from smoothout.lab import packs
 from smoothout.lab.config import nearest
-from smoothout.lab.experiments.catalogue import chosen
+from smoothout.lab.experiments.catalogue import asked_for
 from smoothout.lab.experiments.choice import lacks_choice
 from smoothout.lab.experiments.pages import results_markdown, write_page
 from smoothout.lab.experiments.queue import Plan, plan
@@ -70,7 +70,7 @@ class _Asked:
     @cached_property
     def _others(self) -> list[Experiment]:
         """Every experiment in the settings asked for."""
-        return [e for setting in dict(self.experiments) for e in chosen(["all"], setting, [])]
+        return [e for setting in dict(self.experiments) for e in asked_for(["all"], setting, [])]
 
     def plan(self, only: Experiment | None = None) -> Plan:
         experiments = [e for _, e in self.experiments] if only is None else [only]
@@ -157,7 +157,7 @@ def _experiments(
     settings = [Setting(scale, _known_preset(each), imagenet) for each in presets]
     if only:
         _check_models(only, wanted, settings[0])
-    asked = [(setting, each) for setting in settings for each in chosen(wanted, setting, only)]
+    asked = [(setting, each) for setting in settings for each in asked_for(wanted, setting, only)]
     # Once is enough for what has no run, such as Figure 1, and for what is the same runs in several presets.
     different: dict[tuple[object, ...], tuple[Setting, Experiment]] = {}
     for setting, each in asked:
@@ -170,7 +170,7 @@ def _experiments(
 
 def _check_models(models: list[str], names: list[str], setting: Setting) -> None:
     """Refuse networks that none of these experiments trains; all presets train the same ones."""
-    known = sorted({row.config.model for experiment in chosen(names, setting) for row in experiment.rows})
+    known = sorted({row.config.model for experiment in asked_for(names, setting) for row in experiment.rows})
     for model in models:
         if model not in known:
             stand_in = ", where small networks stand in for the paper's," if setting.scale == "tiny" else ""

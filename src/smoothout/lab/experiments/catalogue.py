@@ -40,7 +40,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
 ALL = "all"
 
 
-def chosen(names: Iterable[str], setting: Setting, models: Iterable[str] = ()) -> list[Experiment]:
+def asked_for(names: Iterable[str], setting: Setting, models: Iterable[str] = ()) -> list[Experiment]:
     """The experiments of these names ("all" is every one); with `models`, only their rows of these networks."""
     wanted = list(dict.fromkeys(name for each in names for name in (EXPERIMENTS if each == ALL else [each])))
     for name in wanted:

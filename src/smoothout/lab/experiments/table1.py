@@ -15,7 +15,7 @@ PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
     ("c3", 256): {"plain": (47.99, 23.5103), "smoothout": (51.17, 0.0001)},
     ("c3", 5000): {"plain": (44.37, 62.0682), "smoothout": (48.43, 10.7303)},
 }
-METHODS = ("plain", "smoothout", "adasmoothout")
+COMPARED = ("plain", "smoothout", "adasmoothout")
 
 
 def rows_of(setting: Setting, network: Network) -> tuple[Row, ...]:
@@ -23,7 +23,7 @@ def rows_of(setting: Setting, network: Network) -> tuple[Row, ...]:
     rows = []
     for batch_size in (network.small, network.large):
         baseline = configure(setting, network, batch_size, "plain")
-        for method in METHODS:
+        for method in COMPARED:
             accuracy, sharp = PAPER[network.model, batch_size].get(method, (None, None))
             rows.append(
                 Row(
