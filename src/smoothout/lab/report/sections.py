@@ -96,15 +96,15 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
         rise = difference(theirs.values, ours.values, base.seeds == group.seeds)
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
         flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
+        on_loss = _in_words(loss, group, "higher", "lower", "not measurably different")
+        on_accuracy = _in_words(accuracy, group, "higher", "lower", "not measurably different", more_is_better=True)
         name = name_of(group, groups)
         sentences.append(
-            f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss "
-            f"{_in_words(loss, group, 'higher', 'lower', 'not measurably different')}, accuracy "
-            f"{_in_words(accuracy, group, 'higher', 'lower', 'not measurably different', more_is_better=True)}."
+            f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss {on_loss}, accuracy "
+            f"{on_accuracy}."
         )
-        is_flatter = _is_claimed(rise, group) and rise is not None and rise.mean < 0
-        flatter += is_flatter
-        better += is_flatter and _is_claimed(loss, group) and loss is not None and loss.mean < 0
+        flatter += flat == "flatter than"
+        better += flat == "flatter than" and on_loss == "lower"
     if not sentences:
         return None
     lesson = (
