@@ -76,10 +76,11 @@ def differences_section(groups: Sequence[Group]) -> Section | None:
     header = ("", f"{judged} accuracy, points", "loss rise under noise (less is flatter)", f"{judged} loss")
     if not with_rise:
         header, rows = (*header[:2], header[3]), [(*row[:2], row[3]) for row in rows]
+    survivors = ", or a better one of the runs that did not diverge" if any(g.diverged for g in groups) else ""
     note = (
         f"Difference of the means with its 95 % interval (Student's t; {', '.join(sorted(ns)) or 'n = 1'}). Bold: zero "
         "lies outside and there are at least three runs a side (green: better, orange: worse). Grey: no difference "
-        "measured, or a better one of runs that did not diverge."
+        f"measured{survivors}."
     )
     return Section("Against the baseline", (note,), Table(header, tuple(Row(row) for row in rows)))
 
