@@ -43,7 +43,7 @@ def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
 def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
-    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1})
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1, "lr_warmup": 5.0})
     of = partial(configure, OURS, RESNET44, 2048)
     assert choice.lacks_choice(of("adasmoothout"))  # for its baseline
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
@@ -65,6 +65,11 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     assert {row.config.lr_warmup for rows in without for row in rows} == {0.0}
     assert choice.lacks_choice(replace(of("plain"), preset="ours"))
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
+    for method in choice.OURS:
+        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, "lr_warmup": 0.0})
+        assert choice.lacks_choice(replace(of(method), preset="ours"))  # made with another warm-up
+        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, "lr_warmup": 5.0})
+        assert not choice.lacks_choice(of(method))
     for method in ("plain", *choice.OURS):
         assert (of(method).lr_warmup, of(method).preset) == (5.0, "ours")
         assert of(method, lr_warmup=0.0).lr_warmup == 0.0

@@ -1,7 +1,12 @@
 """Whether shorter runs rank alike: the verdict follows the records."""
 
+from dataclasses import replace
+
+import pytest
+
 from smoothout.lab.experiments import lengths
 from smoothout.lab.experiments.choice import DEEP_EPOCHS, held_out
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import RESNET44
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
@@ -24,6 +29,11 @@ def verdict(as_if_run, short, long):
     return lengths.lengths(OURS).judge(records(as_if_run, short, long))[0]
 
 
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch):
+    monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
+
+
 def test_the_verdict_is_that_of_the_records(as_if_run):
     gains = [0.001 * (5 * i % 14) for i in range(14)]
     alike = verdict(as_if_run, gains, [2 * gain for gain in gains])
@@ -40,3 +50,16 @@ def test_the_verdict_is_that_of_the_records(as_if_run):
     assert "number 2 at 400" in in_part.evidence
     assert "over 12 of 14 candidates" in verdict(as_if_run, gains[:12], gains[:12]).evidence
     assert verdict(as_if_run, gains[:4], gains[:4]).verdict == "not measured yet"
+
+
+def test_a_candidate_that_diverges_in_the_long_run_is_its_last(as_if_run):
+    gains = [0.001 * i for i in range(14)]
+    made = records(as_if_run, gains, gains).all()
+    best = lengths._candidates(OURS, DEEP_EPOCHS)[-1].config
+    runs = [
+        replace(found, run=replace(found.run, record=None, failure="nan")) if found.run.config == best else found
+        for found in made
+    ]
+    (verdict,) = lengths.lengths(OURS).judge(Records(runs))
+    assert "over 14 of 14 candidates; the best of 100 epochs is number 14 at 400" in verdict.evidence
+    assert "+1.30 and diverged" in verdict.evidence

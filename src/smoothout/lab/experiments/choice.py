@@ -174,12 +174,16 @@ def lacks_choice(config: Config) -> bool:
     if config.preset != "ours" or config.hold_out or config.method not in choosing:
         return False
     needed = {"plain", config.method} & set(choosing)
-    return any((config.model, config.batch_size, method) not in CHOSEN for method in needed)
+    entries = [CHOSEN.get((config.model, config.batch_size, method)) for method in needed]
+    # A method's choice counts only for the warm-up that it was made with.
+    return None in entries or len({entry.get("lr_warmup") for entry in entries if entry is not None}) > 1
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:
     """The settings of a candidate that preset `ours` takes over."""
-    names = ("lr_warmup",) if config.method == "plain" else ("strength", "strength_schedule", "draws")
+    names = () if config.method == "plain" else ("strength", "strength_schedule", "draws")
+    if config.model == RESNET44.model:
+        names += ("lr_warmup",)
     return {name: getattr(config, name) for name in names}
 
 
@@ -193,7 +197,7 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
                 verdicts.append(Verdict(claim, NOT_MEASURED, ""))
                 continue
             chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.row.config).items())
-            if "plain" in methods and (network.model, batch_size, "plain") not in CHOSEN:
+            if method != "plain" and "plain" in methods and (network.model, batch_size, "plain") not in CHOSEN:
                 chosen += ": for now, since its baseline has not chosen"
             other = "as the text trains" if method == "plain" else "of the baseline"
             evidence = (

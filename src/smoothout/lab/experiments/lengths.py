@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,10 @@ def lengths(setting: Setting) -> Experiment:
         "lengths",
         "ResNet44: whether shorter runs rank strengths and schedules alike",
         tuple(rows),
-        notes=(f"Accuracies on {HELD_OUT:,} held-out training images; those of {DEEP_EPOCHS} epochs are in `choice`.",),
+        notes=(
+            f"Accuracies on {HELD_OUT:,} held-out training images. Those of {DEEP_EPOCHS} epochs are in `choice`: ask "
+            "for its seeds (--seed 100).",
+        ),
         judge=partial(_judge, setting),
     )
 
@@ -65,7 +69,7 @@ def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
     tau, p = stats.kendalltau(*zip(*known))
     alike = "holds" if tau >= STRICT else "in part: an order in common, with exceptions"
     verdict = (alike if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
-    gains = ", ".join(f"{short:+.2f} and {long:+.2f}" for short, long in known)
+    gains = ", ".join(" and ".join(map(_in_points, pair)) for pair in known)
     evidence = (
         f"Kendall's τ {tau:+.2f} (p = {p:.2g}) over {len(known)} of {len(pairs)} candidates; the best of {epochs} "
         f"epochs is {_place_of_best(known)} at {DEEP_EPOCHS}; points against the baseline: {gains}"
@@ -80,14 +84,17 @@ def _place_of_best(gains: Sequence[tuple[float, float]]) -> str:
 
 
 def _gains(short: Row, long: Row, records: Records) -> tuple[float, float] | None:
-    """In points, over the seeds that both and their baselines have; None without one, or where a run diverged."""
-    configs = [config for row in (short, long) for config in (row.config, row.versus) if config is not None]
-    groups = [records.group(config) for config in configs]
+    """In points, over the seeds that all have that did not diverge, which is below any gain; None without a seed."""
+    ended = [row for row in (short, long) if not records.diverged(row.config)]
+    groups = [records.group(config) for row in ended for config in (row.config, row.versus) if config is not None]
     known = [group for group in groups if group is not None]
-    if len(known) < len(groups) or any(found.failure for config in configs for found in records.seeds_of(config)):
+    seeds = set.intersection(*(set(group.seeds) for group in known)) if known else set()
+    if len(known) < len(groups) or not seeds:
         return None
-    seeds = set.intersection(*(set(group.seeds) for group in known))
-    if not seeds:
-        return None
-    after, before, later, earlier = (mean_accuracy(group, seeds) for group in known)
-    return 100 * (after - before), 100 * (later - earlier)
+    means = iter([100 * mean_accuracy(group, seeds) for group in known])
+    first, second = (next(means) - next(means) if row in ended else -math.inf for row in (short, long))
+    return first, second
+
+
+def _in_points(gain: float) -> str:
+    return f"{gain:+.2f}" if math.isfinite(gain) else "diverged"

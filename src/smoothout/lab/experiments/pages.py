@@ -49,7 +49,7 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     title = "The paper's numbers and ours" + (f": {', '.join(names)}" if len(names) <= MOST_IN_A_TITLE else "")
     out.mkdir(parents=True, exist_ok=True)
     path = (out / "index.html").resolve()
-    short = _in_short(experiments, records) if only_measured else ()
+    short = _in_short(experiments, records, used) if only_measured else ()
     write_atomically(path, Page(title, lead, (*short, reading, *sections), foot).to_html().encode())
     for setting, experiment in experiments:
         for i, drawing in enumerate(experiment.drawings):
@@ -59,10 +59,11 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     return path
 
 
-def _in_short(experiments: Wanted, records: Records) -> tuple[Section, ...]:
-    """Tables 1 and 2 in a few lines, if there are any."""
+def _in_short(experiments: Wanted, records: Records, used: Sequence[Record]) -> tuple[Section, ...]:
+    """Tables 1 and 2 in a few lines, if there are any, and what all runs took."""
     table = digest(experiments, records)
-    return (Section("In short", (IN_SHORT,), table),) if table.rows else ()
+    cost = [f"{told} Runs that stand in several tables are counted in each of them." for told in paper.gpu_time(used)]
+    return (Section("In short", (IN_SHORT, *cost), table),) if table.rows else ()
 
 
 def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
@@ -93,7 +94,8 @@ def records_of(experiments: Wanted, records: Records) -> list[Record]:
 
 def results_markdown(experiments: Wanted, records: Records, command: str) -> str:
     """The tables of all that has been measured; which have nothing yet is said at the end."""
-    sections = list(_in_short(experiments, records))
+    used = records_of(experiments, records)
+    sections = list(_in_short(experiments, records, used))
     unmeasured: dict[str, list[str]] = {}
     # Pictures are for pages, and the rows of figures stand in tables.
     tables = [(setting, experiment) for setting, experiment in experiments if not experiment.name.startswith("figure")]
@@ -101,7 +103,6 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
         sections += made
         if not made and not all(records.seeds_of(row.config) for row in experiment.rows):
             unmeasured.setdefault(experiment.title, []).append(setting.preset)
-    used = records_of(experiments, records)
     devices = ", ".join(sorted({record.provenance.device for record in used})) or "none"
     presets = sorted({setting.preset for setting, _ in experiments})
     lead = (

@@ -71,7 +71,7 @@ def plan(
     retrain: bool = False,
     others: Iterable[Experiment] = (),
 ) -> Plan:
-    """What is missing: seed by seed, what was begun first, then from the cheapest to the dearest.
+    """What is missing: seed by seed, what was begun first, then baselines, then from the cheapest to the dearest.
 
     Args:
         retrain: train runs again that are known from packs only, where something of them is still to be measured.
@@ -99,8 +99,14 @@ def plan(
         else:
             tasks.append(task)
     tasks += _line_tasks(lines, records, speeds, tasks)
-    order = sorted(tasks, key=lambda t: (t.config.seed, t.line is not None, not t.is_begun, t.seconds))
+    order = sorted(tasks, key=_place_in_queue)
     return Plan(tuple(order), len(runs), done, dict(absent), unmeasured)
+
+
+def _place_in_queue(task: Task) -> tuple[int, bool, bool, bool, float]:
+    """Without a baseline nothing can be said of a seed."""
+    is_method = task.config.method != "plain"
+    return task.config.seed, task.line is not None, not task.is_begun, is_method, task.seconds
 
 
 def _wanted(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from smoothout.lab.experiments.measuring import sharpness
 from smoothout.lab.experiments.records import Found, Records
-from smoothout.lab.experiments.vocabulary import Experiment, Measuring, Row, Setting
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Measuring, Row, Setting, Verdict
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
 from smoothout.lab.report.groups import (
@@ -23,6 +23,7 @@ from smoothout.lab.report.groups import (
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
+from smoothout.lab.runs import Record
 
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
@@ -35,7 +36,8 @@ NOTES = (
     "¹ The best epoch is chosen on the test set itself: it flatters every method, some more than others.",
     "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one. The paper's are of the "
     "best epoch, as its code reports them.",
-    "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match). "
+    "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match); "
+    "in preset authors of the best epoch. "
     "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
     "gain only if no run diverged. No interval is corrected for the number of comparisons: without any effect one in "
     "twenty would exclude zero. A single run is compared with the baseline of its seed.",
@@ -69,8 +71,10 @@ def sections(
         if experiment.compares_costs:
             paragraphs += ("Seconds are epochs × the median epoch: without starting and compiling.",)
         made.append(Section(heading, paragraphs, _without_empty_columns(table) if rows else None, figures))
-    if experiment.judge is not None and (rows or not only_measured):
-        made.append(_verdicts(experiment, heading, records))
+    verdicts = experiment.judge(records) if experiment.judge is not None and (rows or not only_measured) else ()
+    told = [each for each in verdicts if not only_measured or each.verdict != NOT_MEASURED]
+    if told:
+        made.append(_verdicts(told, heading))
     return made
 
 
@@ -116,9 +120,14 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
 
 
 def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
-    """In a sentence, what training these rows took; runs side by side share their seconds."""
+    """In a sentence, what training these rows took."""
     groups = [records.group(row.config) for row in rows]
-    made = [r for group in groups if group is not None for r in group.records if r.provenance.cuda is not None]
+    return gpu_time([record for group in groups if group is not None for record in group.records])
+
+
+def gpu_time(trained: Sequence[Record]) -> tuple[str, ...]:
+    """In a sentence, what training took; runs side by side share their seconds. Nothing without a GPU's run."""
+    made = [record for record in trained if record.provenance.cuda is not None]
     known = [record for record in made if has_its_own_seconds(record)]
     more = f"; of {len(made) - len(known)} more, which shared a GPU, it is not known" if len(known) < len(made) else ""
     if not known:
@@ -195,12 +204,8 @@ def _paper_sharpness(row: Row) -> Cell:
     return Cell("–", "faint") if row.sharpness is None else Cell(f"{row.sharpness:.4f}")
 
 
-def _verdicts(experiment: Experiment, heading: str, records: Records) -> Section:
-    assert experiment.judge is not None
-    rows = tuple(
-        page.Row((Cell(each.claim), Cell(each.verdict), Cell(each.evidence, "faint")))
-        for each in experiment.judge(records)
-    )
+def _verdicts(verdicts: Sequence[Verdict], heading: str) -> Section:
+    rows = tuple(page.Row((Cell(each.claim), Cell(each.verdict), Cell(each.evidence, "faint"))) for each in verdicts)
     return Section(f"{heading}: verdicts", table=Table(("claim", "verdict", "evidence"), rows, prose=True))
 
 
