@@ -509,11 +509,16 @@ def test_what_cannot_be_attached_is_refused_in_words():
     with pytest.raises(ValueError, match="draw='epoch'"):
         SmoothOut(model).attach(sgd(model), draw="epoch")
     smooth = SmoothOut(model)
-    smooth.attach(sgd(model))
+    handle = smooth.attach(sgd(model))
     with pytest.raises(ValueError, match="attached with draw='step'"):
         smooth.attach(sgd(model), draw="forward")
     with pytest.raises(RuntimeError, match="the hooks do it already"), smooth.perturbed():
         pass
+    with pytest.raises(RuntimeError, match="another SmoothOut is attached to these weights"):
+        SmoothOut(model).attach(sgd(model))
+    assert smooth.attach(sgd(model)) is handle  # another optimizer for the same one
+    handle.remove()
+    SmoothOut(model).attach(sgd(model)).remove()
     model.weight.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(ValueError, match="steps inside the backward"):
         SmoothOut(model).attach(sgd(model))

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import io
 import math
 import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -618,3 +620,40 @@ def test_layers_that_write_their_own_weights_and_compiled_scripts_are_refused():
         model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(TypeError, match=r"torch\.jit"):
         SmoothOut(torch.jit.script(nn.Linear(2, 2)))
+
+
+def test_a_strength_that_was_set_by_hand_is_missed_when_a_run_goes_on():
+    model = nn.Linear(4, 4)
+    smooth, again = SmoothOut(model, strength=0.1), SmoothOut(model, strength=0.1)
+    smooth.strength = 0.01
+    with pytest.warns(UserWarning, match=r"saved with strength=0\.01, here it is 0\.1"):
+        again.load_state_dict(smooth.state_dict())
+    again.strength = 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(smooth.state_dict())
+        again.load_state_dict({k: v for k, v in smooth.state_dict().items() if k != "strength"})  # of before
+
+
+def test_copies_of_a_noisy_model_warn():
+    model, stream = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), io.BytesIO()
+    smooth = SmoothOut(model, 0.1)
+    with smooth.perturbed():
+        with pytest.warns(UserWarning, match="this copy of a model has the noise in its weights"):
+            copy.deepcopy(model)
+        with pytest.warns(UserWarning, match="save state_dict"):
+            torch.save(model, stream)
+    smooth.strength = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(model)
+        with smooth.perturbed():
+            copy.deepcopy(model)
+
+
+def test_weights_tied_later_are_noticed():
+    model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
+    smooth = AdaSmoothOut(model)
+    model["b"].weight = model["a"].weight
+    with pytest.raises(RuntimeError, match="tied after SmoothOut was made"), smooth.perturbed():
+        pass

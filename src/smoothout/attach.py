@@ -58,6 +58,7 @@ class Attachment:
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # of other models
         self._warned = False
         self._clean_passes = _CleanPasses(self._weights)
+        self._refuse_second()
         _refuse_if_compiled_code_ignores_hooks(self._model)
         self._hooks: list[Any] = [
             # Before FSDP's own pre-hook, which gathers the weights.
@@ -108,6 +109,15 @@ class Attachment:
                 self._optimizers[optimizer] = False
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
                 self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _refuse_second(self) -> None:
+        own = {id(s.parameter) for s in self._weights.selected}
+        for other in _attachments:
+            if not other.removed and not own.isdisjoint(id(s.parameter) for s in other._weights.selected):
+                raise RuntimeError(
+                    "another SmoothOut is attached to these weights: remove() the handle that its attach() gave first. "
+                    "Keep it: handle = smooth.attach(optimizer)"
+                )
 
     def _refuse(self, optimizer: Any) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -230,7 +240,8 @@ class Attachment:
             warnings.warn(
                 f"{type(optimizer).__name__}.step() without a perturbed forward since the last step: SmoothOut is "
                 f"attached to {type(self._model).__name__}, whose forward was not called in training mode with "
-                "gradients enabled. Attach to the module that your loop calls.",
+                "gradients enabled. Attach to the module that your loop calls, or to each of several; training in "
+                "eval() mode needs perturbed().",
                 stacklevel=3,
             )
         self._optimizers[optimizer] = False

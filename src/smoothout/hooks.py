@@ -18,18 +18,24 @@ untraced = torch._disable_dynamo
 
 class Hook:
     """Calls a function. A copy of the module it is registered on (an EMA, a teacher, a pickled model) gets one that
-    does nothing: its weights are its own, and take no noise."""
+    does nothing: its weights are its own, and take no noise.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    Args:
+        on_copy: called when the module is copied or pickled.
+    """
+
+    def __init__(self, function: Callable[..., Any], on_copy: Callable[[], Any] | None = None) -> None:
+        self._function, self._on_copy = function, nothing if on_copy is None else on_copy
 
     def __call__(self, *args: Any) -> Any:
         return self._function(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        self._on_copy()
         return nothing
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        self._on_copy()
         return _nothing, ()
 
 

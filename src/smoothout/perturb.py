@@ -177,8 +177,9 @@ class Perturbation:
         if written and check:
             others = f" and {len(written) - 1} other weights were" if len(written) > 1 else " was"
             raise RuntimeError(
-                f"{written[0]}{others} written while noise was applied: an optimizer.step() inside the context? Its "
-                "change is undone, the weights are those from before the noise. Step after the context."
+                f"{written[0]}{others} written while noise was applied: an optimizer.step() inside the context, or a "
+                "write between an attached forward and its backward? Its change is undone, the weights are those from "
+                "before the noise. Step after the context."
             )
 
     def keep(self) -> None:
@@ -250,12 +251,24 @@ class Perturbation:
             if prefix + slot in state:
                 state[prefix + slot] = sharding.like(self._parameters[index], self._backups[index].clone())
 
+    def _warn_of_copies(self) -> None:
+        """Of the model while noise is applied, such as `copy.deepcopy(model)` or `torch.save(model)`."""
+        if self.noisy:
+            warnings.warn(
+                "this copy of a model has the noise in its weights: copy or save state_dict(), which is clean, or do "
+                "it outside the context (attached: after the backward, or after restore() of the handle)",
+                stacklevel=4,
+            )
+
     # ---- noise -------------------------------------------------------------------------------------------------------
 
     def draw(self, strength: float, step: int, draw: int = 0) -> list[Tensor]:
         """The θ that `apply` would add, as new tensors (this rank's shards), in the order of `selected`."""
         if self.active:
-            raise RuntimeError("θ follows the clean weights, and noise is applied to them now: leave the context first")
+            raise RuntimeError(
+                "θ follows the clean weights, and noise is applied to them now: leave the context first, or restore() "
+                "the handle of attach()"
+            )
         self._refresh()
         if self._fused is not None:
             self._fused.at(self.seed, step, strength)
@@ -324,6 +337,8 @@ class Perturbation:
         self._sharded_modules = sharding.sharded_modules(self.model)
         sharding.reshard(self._sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
+        if len(set(map(id, self._parameters))) < len(self._parameters):
+            raise RuntimeError("weights were tied after SmoothOut was made: make a new one for this model")
         self._addresses = _addresses(self._parameters)
         shards = [sharding.local_part(p) for p in self._parameters]
         self._weights = [shard.local for shard in shards]
@@ -333,7 +348,9 @@ class Perturbation:
         self._witness = Witness(self._weights)
         self._slots = owners_of(self.model, self._parameters)
         self._state_dict_hook.remove()
-        self._state_dict_hook = StateDictHook(self._slots, Hook(weak(self._clean_state_dict)))
+        self._state_dict_hook = StateDictHook(
+            self._slots, Hook(weak(self._clean_state_dict), weak(self._warn_of_copies))
+        )
         layouts = [filter_layout(s.layer, s.layer_slot, p) for s, p in zip(self.selected, self._parameters)]
         overlaps = overlap(self._weights)
         if overlaps:

@@ -231,6 +231,7 @@ class SmoothOut:
             "step": self._step,
             "draw": self._draw,
             "generator": self._perturbation.generator_kind,
+            "strength": self.strength,
             "parameters": self._fingerprint(),
         }
 
@@ -245,7 +246,9 @@ class SmoothOut:
             if not is_whole(state[key]) or not (-(2**63) if key == "seed" else 0) <= state[key] < 2**63:
                 raise ValueError(f"this is no state of a SmoothOut: its {key!r} is {state[key]!r}")
         if self._perturbation.active or self._sampling:
-            raise RuntimeError("load_state_dict() while noise is applied: leave the context first")
+            raise RuntimeError(
+                "load_state_dict() while noise is applied: leave the context first, or restore() the handle of attach()"
+            )
         if state["parameters"] != self._fingerprint():
             raise ValueError(
                 f"this state is of another model or selection: its perturbed tensors were {state['parameters']!r}, "
@@ -255,6 +258,12 @@ class SmoothOut:
             warnings.warn(
                 f"the state was saved with noise from the {state['generator']!r} generator, here it is "
                 f"{self._perturbation.generator_kind!r}: the same law, other numbers than an uninterrupted run's",
+                stacklevel=2,
+            )
+        if state.get("strength", self.strength) != self.strength:
+            warnings.warn(
+                f"the state was saved with strength={state['strength']!r}, here it is {self.strength!r}, which stays: "
+                "set smooth.strength to go on as an uninterrupted run would",
                 stacklevel=2,
             )
         self._perturbation.seed = state["seed"]
