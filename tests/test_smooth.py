@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from cases import CASES, assert_same, snapshot
 from reference import reference_step
 from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, SmoothOutEnsemble, schedule
+from smoothout.perturb import Perturbation
 
 
 def mlp(dropout=0.0, dtype=torch.float32):
@@ -657,3 +658,18 @@ def test_weights_tied_later_are_noticed():
     model["b"].weight = model["a"].weight
     with pytest.raises(RuntimeError, match="tied after SmoothOut was made"), smooth.perturbed():
         pass
+
+
+def test_a_state_tells_the_generator_that_drew_and_is_held_against_the_one_that_will(monkeypatch):
+    """A model may be moved between the last draw and saving, and between SmoothOut and loading."""
+    model = nn.Linear(4, 4)
+    smooth = SmoothOut(model)
+    with smooth.perturbed():
+        pass
+    model.to("meta")  # as model.cpu() would after draws on a GPU
+    assert smooth.state_dict()["generator"] == "cpu"
+    other = SmoothOut(nn.Linear(4, 4))
+    moved = []
+    monkeypatch.setattr(Perturbation, "find_weights", lambda self: moved.append(self))
+    other.load_state_dict(other.state_dict())
+    assert moved == [other.perturbation]

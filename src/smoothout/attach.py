@@ -113,7 +113,7 @@ class Attachment:
     def _refuse_second(self) -> None:
         own = {id(s.parameter) for s in self._weights.selected}
         for other in _attachments:
-            if not other.removed and not own.isdisjoint(id(s.parameter) for s in other._weights.selected):
+            if not other.removed and not own.isdisjoint(map(id, other._weights._parameters)):
                 raise RuntimeError(
                     "another SmoothOut is attached to these weights: remove() the handle that its attach() gave first. "
                     "Keep it: handle = smooth.attach(optimizer)"

@@ -81,9 +81,9 @@ class Perturbation:
 
     @property
     def generator_kind(self) -> str:
-        """The kind of generator that draws: raw θ is reproducible within a kind, and differs between kinds."""
-        if not self.active:
-            self._refresh()  # the model may have moved since the last draw
+        """The kind of generator that drew last: raw θ is reproducible within a kind, and differs between kinds."""
+        if not self._parameters:  # a copy, which has not drawn
+            self._refresh()
         return self._weights[0].device.type if self._fused is None else "fused"
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
@@ -141,6 +141,10 @@ class Perturbation:
                 "another SmoothOut has noise in these weights now: noise does not nest; leave its context or finish "
                 "its backward first, or remove() the handle that an earlier attach() gave"
             )
+
+    def find_weights(self) -> None:
+        """Look where the weights are now, if they moved since the last draw."""
+        self._refresh()
 
     @property
     def local_weights(self) -> list[Tensor]:

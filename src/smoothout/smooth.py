@@ -254,6 +254,7 @@ class SmoothOut:
                 f"this state is of another model or selection: its perturbed tensors were {state['parameters']!r}, "
                 f"here they are {self._fingerprint()!r}"
             )
+        self._perturbation.find_weights()
         if state["generator"] != self._perturbation.generator_kind:
             warnings.warn(
                 f"the state was saved with noise from the {state['generator']!r} generator, here it is "
