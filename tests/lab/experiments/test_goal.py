@@ -52,7 +52,7 @@ def test_it_is_reached_by_half_a_point_in_the_last_epoch_at_no_more_time(verdict
         ((0.000, 0.020, 0.001), {}, "not reached: no difference measured"),
         ((-0.005, -0.006, -0.0055), {}, "not reached: it loses"),
         ((0.005, 0.006, 0.0055), {"time": 1.05}, "not reached: it takes more time"),
-        ((0.005, 0.006, 0.0055), {"time": 1.012, "slower": 1.05}, "reached"),  # one machine of several was slow
+        ((0.005, 0.006, 0.0055), {"time": 1.012, "slower": 1.05}, "the gain is reached, its time is not decided"),
         ((0.005, 0.006, 0.0055), {"together": 3}, "the gain is reached, its time is not known"),
         ((0.005, 0.006, 0.0055), {"failures": 1}, "not reached: 1 runs diverged"),
         ((0.005, 0.006), {}, "too few runs"),

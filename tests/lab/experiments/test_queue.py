@@ -60,6 +60,15 @@ def test_all_of_the_first_seed_comes_first_and_the_cheapest_before_the_dear(smal
     assert all(task.trains and task.measurements == (NOISE,) for task in tasks if task.line is None)
 
 
+def test_the_baseline_of_a_seed_comes_before_the_methods_however_dear():
+    configs = [digits(epochs=1), digits(epochs=9, method="plain")]
+    tasks = todo(Experiment("small", "", tuple(Row(c.hash, c) for c in configs)), seeds=(0, 1)).tasks
+    assert [(t.config.seed, t.config.method) for t in tasks] == [
+        *((0, "plain"), (0, "smoothout")),
+        *((1, "plain"), (1, "smoothout")),
+    ]
+
+
 def test_a_run_that_two_experiments_want_is_one_task_with_all_its_measurements(small):
     other = Measuring("sharpness", "train", (("restarts", 1),))
     again = Experiment("again", "", (replace(small.rows[0], measurements=(other, NOISE)),))

@@ -1,5 +1,6 @@
 """SAM beside our methods: what is compared, and that it waits for its radius."""
 
+from in_process import smoothout
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.choice import RADII, candidates
 from smoothout.lab.experiments.chosen import CHOSEN
@@ -26,3 +27,12 @@ def test_its_radii_are_judged_on_held_out_images():
     assert [row.config.strength for row in rows] == [0.05 * factor for factor in RADII]
     assert {(row.config.method, row.config.hold_out) for row in rows} == {("sam", 5000)}
     assert rows[0].label.endswith("SAM, ρ = 0.0125")
+
+
+def test_without_a_radius_there_is_nothing_to_run_and_that_is_said(tmp_path, monkeypatch):
+    for batch_size in (256, 5000):
+        monkeypatch.delitem(CHOSEN, ("c1", batch_size, "sam"), raising=False)
+    refused = smoothout("reproduce", "sam", "--out", "runs", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "sam: nothing to run yet" in refused.stderr
+    assert EXPERIMENTS["sam"](Setting("tiny")).rows

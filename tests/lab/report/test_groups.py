@@ -30,7 +30,7 @@ def test_intervals_are_students():
     assert difference([1.0], [2.0], paired=True) is None
 
 
-def test_a_difference_is_shown_only_with_a_run_and_zero_outside():
+def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():
     assert Difference(1.0, 0.1, 1.9, 3, True).is_shown
     assert not Difference(1.0, -0.1, 2.1, 5, True).is_shown
     assert not Difference(1.0, 0.9, 1.1, 2, True).is_shown

@@ -137,7 +137,7 @@ def _reproduce(
             place = _place(scale, out, data_root, device, minutes, asked.speeds, together)
             if pack is not None:
                 packs.refuse_damaged(pack)
-            outcomes = _carry_out(todo, place, jobs, pack)
+            outcomes = _carry_out(todo, place, jobs, pack, scale)
             packed = pack is not None and _pack(out, pack)
             records = Records.read([out], pack_files, Path(unpacked) / "again")
             page = write_page(out, experiments, records, _command())
@@ -222,8 +222,8 @@ def _refuse_what_is_not_chosen(todo: Plan) -> None:
             )
 
 
-def _carry_out(todo: Plan, place: Place, jobs: int, pack: Path | None) -> list[Outcome]:
-    cost = "" if place.threads else f", {_minutes(todo)} on an H200"  # of the paper's networks
+def _carry_out(todo: Plan, place: Place, jobs: int, pack: Path | None, scale: Scale) -> list[Outcome]:
+    cost = f", {_minutes(todo)} on an H200" if scale == "paper" else ""
     print(f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks{cost}", flush=True)
     for line in _cannot(todo):
         print(line, flush=True)

@@ -84,7 +84,7 @@ def _place_of_best(gains: Sequence[tuple[float, float]]) -> str:
 
 
 def _gains(short: Row, long: Row, records: Records) -> tuple[float, float] | None:
-    """In points, over the seeds that all have that did not diverge, which is below any gain; None without a seed."""
+    """In points, over the seeds that all of these runs have, −∞ for one that diverged; None without such a seed."""
     ended = [row for row in (short, long) if not records.diverged(row.config)]
     groups = [records.group(config) for row in ended for config in (row.config, row.versus) if config is not None]
     known = [group for group in groups if group is not None]

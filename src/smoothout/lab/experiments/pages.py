@@ -62,7 +62,7 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
 def _in_short(experiments: Wanted, records: Records, used: Sequence[Record]) -> tuple[Section, ...]:
     """Tables 1 and 2 in a few lines, if there are any, and what all runs took."""
     table = digest(experiments, records)
-    cost = [f"{told} Runs that stand in several tables are counted in each of them." for told in paper.gpu_time(used)]
+    cost = [f"{told} Below, a run counts in every table that shows it, here once." for told in paper.gpu_time(used)]
     return (Section("In short", (IN_SHORT, *cost), table),) if table.rows else ()
 
 
