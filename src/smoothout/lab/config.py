@@ -63,6 +63,7 @@ class Config:
     antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
+    remeasure_bn: bool = _setting(False, "Method", "at the end measure BatchNorm's statistics at the clean weights")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
     swa_start: float = _setting(0.75, "Method", "swa averages the ends of epochs after this fraction of training")
     ema_decay: float = _setting(0.99, "Method", "of ema, an update")

@@ -16,9 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from smoothout import update_bn
 from smoothout.lab.methods import Plain, StepResult, TrainingImages
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
+from smoothout.lab.train.statistics import measure_statistics
 
 
 class SharpnessAware(Plain):
@@ -116,16 +116,8 @@ class Averaged(Plain):
             with torch.no_grad():
                 for parameter, mean in zip(parameters, self.average.module.parameters(), strict=True):
                     parameter.copy_(mean)
-            self._measure_statistics(training_images)
+            measure_statistics(self._model, training_images(), self.update.precision(), self.update.processes)
             yield
-
-    def _measure_statistics(self, training_images: TrainingImages) -> None:
-        batches = (batch for batch in training_images() if len(batch[1]) > 1)  # one image has no statistics
-        device = next(self._model.parameters()).device
-        # Dropout's masks must not come from the stream of training, and must be the same each time at one place.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.update.precision():
-            update_bn(self._model, batches)
-        self.update.processes.average([b for b in self._model.buffers() if b.is_floating_point()])
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self._updates, "average": self.average.state_dict()}

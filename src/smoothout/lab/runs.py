@@ -132,6 +132,8 @@ class Record:
         test_origin: "test", or which training images were held out in its place.
         ghost_batches: into how many a batch of one process was cut.
         seconds: wall time of training, interruptions not counted; of runs that shared a device each has its share.
+        as_trained: where BatchNorm's statistics were measured anew at the end, loss and accuracy of the last epoch
+            with those that the noisy passes had left.
     """
 
     config: Config
@@ -144,6 +146,7 @@ class Record:
     ghost_batches: int
     seconds: float
     provenance: Provenance
+    as_trained: dict[str, float] | None = None
 
     @property
     def reported(self) -> EpochMetrics:
@@ -163,7 +166,7 @@ class Record:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Record:
         settings = {each.name: values[each.name] for each in fields(Config) if each.name in values}
-        rest: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name != "config"}
+        rest: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         rest["last"], rest["best"] = EpochMetrics.from_dict(rest["last"]), EpochMetrics.from_dict(rest["best"])
         rest["provenance"] = Provenance(**rest["provenance"])
         return cls(config=Config(**settings), **rest)

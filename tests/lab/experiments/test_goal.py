@@ -73,3 +73,29 @@ def test_without_an_effect_chance_seldom_reaches_it(verdict):
     found = [verdict(list(0.921 + each)).verdict for each in noise]
     assert np.mean(noise.mean(1) >= 0.005) > 0.15
     assert 0 < found.count("reached") <= 0.04 * len(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((0.004, 0.006, 0.005), "holds"),
+        ((-0.004, -0.006, -0.005), "the opposite"),
+        ((-0.004, 0.006, 0.001), "no difference measured"),
+        ((0.004, 0.006), "too few runs"),
+        ((), None),
+    ],
+)
+def test_what_statistics_of_clean_weights_change_is_told_by_the_runs_that_were_judged_both_ways(
+    as_if_run, changes, expected
+):
+    config, runs = table2.resnet44(OURS, "smoothout"), [as_if_run(table2.resnet44(OURS, "smoothout").with_seed(9), 0.9)]
+    for seed, change in enumerate(changes):
+        found = as_if_run(config.with_seed(seed), 0.92)
+        before = {"test_loss": 0.3, "test_accuracy": 0.92 - change}
+        runs.append(replace(found, run=replace(found.run, record=replace(found.run.record, as_trained=before))))
+    said = [v for v in table2.table2(OURS).judge(Records(runs)) if "statistics of clean weights" in v.claim]
+    assert [verdict.verdict for verdict in said] == ([] if expected is None else [expected])
+    if expected == "holds":
+        assert said[0].evidence.startswith("+0.50 points [")
+    if expected == "too few runs":
+        assert said[0].evidence == "+0.40, +0.60 points (n = 2)"

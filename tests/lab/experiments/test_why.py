@@ -63,3 +63,9 @@ def test_no_factor_is_judged_by_another_length(as_if_run):
     claims = verdicts(as_if_run, {})
     assert not any("800 epochs" in claim and "weaker" in claim for claim in claims)
     assert "AdaSmoothOut gains: 800 epochs" in claims
+
+
+def test_nothing_is_trained_twice():
+    for preset in ("paper", "authors", "ours"):
+        trained = [replace(case.config, preset=preset) for case in why._cases(Setting("paper", preset))]
+        assert len(trained) == len(set(trained))

@@ -16,6 +16,7 @@ def assert_same_run(one, other):
         assert left.keys() == right.keys()
         assert all(torch.equal(left[name], right[name]) for name in left), which
     assert replace(one.record.best, seconds=0) == replace(other.record.best, seconds=0)
+    assert one.record.as_trained == other.record.as_trained
 
 
 def without_times(metrics):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sameness import assert_same_run, without_times
 
+from smoothout import update_bn
 from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.data import load
 from smoothout.lab.runs import RunError, load_run
@@ -60,8 +61,29 @@ def test_what_judges_quickly_does_not_judge_the_last_epoch(tmp_path, monkeypatch
     assert quick[2] == usual[2]
 
 
+def test_statistics_are_measured_anew_at_the_clean_weights_and_nothing_else_changes(tmp_path):
+    """The last epoch is judged both ways, so a run tells what it changes."""
+    settings = {"model": "f1", "strength": 0.1, "epochs": 3}
+    usual, record = (train(small(**settings, remeasure_bn=anew), tmp_path / str(anew), QUIET) for anew in (False, True))
+    assert usual.as_trained is None
+    assert record.as_trained == {"test_loss": usual.last.test_loss, "test_accuracy": usual.last.test_accuracy}
+    assert record.last.test_loss != usual.last.test_loss
+    runs = [load_run(tmp_path / str(anew)) for anew in (False, True)]
+    earlier = [[each.test_loss for each in run.metrics[:-1]] for run in runs]
+    assert earlier[0] == earlier[1]
+
+    config, dataset = record.config, load_dataset(record.config)
+    model = build_model(config, dataset)
+    model.load_state_dict(runs[0].weights())
+    images = torch.cat([batch for batch, _ in judging_batches(config, dataset, torch.device("cpu"), split="train")])
+    update_bn(model, [images])  # few enough for one batch
+    for name, value in runs[1].weights().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
 CASES = {
     "plain": {"method": "plain", "clip": 1.0},
+    "statistics measured anew": {"model": "f1", "remeasure_bn": True},
     "one draw": {"strength_schedule": "linear"},
     "a draw a ghost, Adam": {"draws": "ghost", "ghost_batch_size": 32, "optimizer": "adam", "lr": 1e-3},
     "three draws, AdamW": {"draws": 3, "optimizer": "adamw", "lr": 1e-3, "log_smoothed_loss": True},
@@ -138,11 +160,12 @@ def test_done_is_done(tmp_path):
 
 
 def test_a_run_that_was_killed_between_its_last_checkpoint_and_its_record(tmp_path):
-    train(small(), tmp_path / "whole", QUIET)
-    train(small(), tmp_path / "killed", QUIET)
+    config = small(model="f1", remeasure_bn=True)
+    train(config, tmp_path / "whole", QUIET)
+    train(config, tmp_path / "killed", QUIET)
     for name in ("result.json", "model.safetensors", "best.safetensors", "metrics.jsonl"):
         (tmp_path / "killed" / name).unlink()
-    train(small(), tmp_path / "killed", QUIET)
+    train(config, tmp_path / "killed", QUIET)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 

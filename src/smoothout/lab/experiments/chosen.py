@@ -23,11 +23,13 @@ CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
         "strength_schedule": "constant",
         "draws": "ghost",
         "lr_warmup": 0.0,
+        "remeasure_bn": False,
     },
     ("resnet44", 2048, "adasmoothout"): {
         "strength": 0.075,
         "strength_schedule": "constant",
         "draws": "ghost",
         "lr_warmup": 0.0,
+        "remeasure_bn": False,
     },
 }  # by model, batch size and method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,8 +83,9 @@ def _cases(setting: Setting) -> list[Case]:
         baseline = configure(setting, RESNET44, RESNET44.large, "plain", **baseline_how)
         for method in methods:
             config = configure(setting, RESNET44, RESNET44.large, method, **how)
-            if config not in seen:  # else a factor at the value that the preset has anyway
-                seen.add(config)
+            trained = replace(config, preset=setting.preset)  # where the settings came from changes no run
+            if trained not in seen:  # else a factor at the value that the preset has anyway
+                seen.add(trained)
                 cases.append(Case(what, method, config, baseline))
     return cases
 

@@ -39,6 +39,7 @@ from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
+from smoothout.lab.train.statistics import measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
@@ -98,6 +99,7 @@ class Trainer:
         self.position = Position()
         self.history: list[EpochMetrics] = []
         self._best: dict[str, Tensor] = {}  # weights of the best epoch
+        self._as_trained: dict[str, float] | None = None  # of the last epoch, before statistics were measured anew
         self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
         self._correct = torch.zeros((), device=device)
         self._rate = math.nan  # none was set yet
@@ -191,6 +193,8 @@ class Trainer:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
+        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs:
+            self._remeasure_bn()
         metrics = yield from self._judge(strength)
         self.history.append(metrics)
         around.progress.end_epoch(metrics)
@@ -207,6 +211,13 @@ class Trainer:
             self._stop(code)
         elif done % around.checkpoint_every == 0 or done == self.config.epochs:
             self.save()
+
+    def _remeasure_bn(self) -> None:
+        """What the noisy passes left is judged first, so that one run tells what this changes."""
+        precision, processes = self.update.precision(), self.around.processes
+        test = in_numbers(evaluated(self.model, self.test_batches, precision=precision), processes)
+        self._as_trained = {"test_loss": test.loss, "test_accuracy": test.accuracy}
+        measure_statistics(self.model, self._training_images(), precision, processes)
 
     def _judge(self, strength: float) -> Generator[None, None, EpochMetrics]:
         config, position, processes = self.config, self.position, self.around.processes
@@ -310,6 +321,7 @@ class Trainer:
             "correct": around.processes.gather(self._correct.cpu()),
             "history": json.dumps([asdict(metrics) for metrics in self.history]),
             "best": self._best,
+            "as_trained": self._as_trained,
         }
         around.folder.write_metrics(self.history)
         around.folder.write_checkpoint(checkpoint.to_bytes(state))
@@ -330,6 +342,7 @@ class Trainer:
         self._correct.copy_(state["correct"][rank])
         self.history = [EpochMetrics.from_dict(metrics) for metrics in json.loads(state["history"])]
         self._best = state["best"]
+        self._as_trained = state.get("as_trained")
         self._saved = _in_words(self.position)
         self._checked = self.position.step
         checkpoint.restore_private_state(state["processes"][rank], self.model, self.around.device)
@@ -351,6 +364,7 @@ class Trainer:
             ghost_batches=build.ghost_batches(self.config, self.around.processes.world_size),
             seconds=self.position.seconds,
             provenance=provenance,
+            as_trained=self._as_trained,
         )
         folder.write_json(RESULT, record.to_dict())
         return record

@@ -1,0 +1,28 @@
+"""BatchNorm's running statistics, measured anew at the weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothout import update_bn
+from smoothout.lab.train.processes import Processes
+
+
+def measure_statistics(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    precision: AbstractContextManager[Any],
+    processes: Processes,
+) -> None:
+    """Over these batches, of all processes; the weights and every random stream stay as they are."""
+    batches = (batch for batch in batches if len(batch[1]) > 1)  # one image has no statistics
+    device = next(model.parameters()).device
+    # Dropout's masks must not come from the stream of training, and must be the same each time at one place.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), precision:
+        update_bn(model, batches)
+    processes.average([b for b in model.buffers() if b.is_floating_point()])
