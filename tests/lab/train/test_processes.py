@@ -4,11 +4,11 @@ import shutil
 import socket
 import sys
 
-import gloo
 import pytest
 import torch
 from command_line import run, start
 
+import gloo
 from smoothout.lab.config import resolve
 from smoothout.lab.runs import RunError, load_run
 from smoothout.lab.train.start import Options, train

@@ -1,0 +1,68 @@
+"""Whether the gain on C1 at the large batch outlives a learning rate of its own for each side; not of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from smoothout.lab.config import Config
+from smoothout.lab.experiments.choice import HELD_OUT, held_out, mean_accuracy
+from smoothout.lab.experiments.networks import C1, label
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import FEWEST_RUNS, Group, compare, reported
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the paper's rate
+METHODS_COMPARED = ("plain", "smoothout")
+
+
+def rates(setting: Setting) -> Experiment:
+    setting = replace(setting, preset="ours")  # the runs at the paper's rate are those of `choice` and `claims`
+    rows = [
+        Row(
+            label(C1, C1.large, method, f", a rate of {config.lr:g}"),
+            config,
+            versus=None if method == "plain" else baseline,
+        )
+        for method in METHODS_COMPARED
+        for config, baseline in zip(_configs(setting, method), _configs(setting, "plain"), strict=True)
+    ]
+    return Experiment(
+        "rates",
+        "C1 at the large batch: learning rates",
+        tuple(rows),
+        notes=(
+            f"Accuracies on {HELD_OUT:,} held-out training images, not on the test set; SmoothOut with the paper's "
+            "strength, each row against the baseline of its rate.",
+        ),
+        judge=partial(_judge, setting),
+    )
+
+
+def _configs(setting: Setting, method: str) -> list[Config]:
+    usual = held_out(setting, C1, C1.large, method).lr
+    return [held_out(setting, C1, C1.large, method, lr=factor * usual) for factor in FACTORS]
+
+
+def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
+    claim = f"C1, batch {C1.large}: SmoothOut at its best rate gains over the baseline at its own"
+    best = [_best(_configs(setting, method), records) for method in METHODS_COMPARED]
+    baseline, smoothed = best
+    if baseline is None or smoothed is None:
+        return (Verdict(claim, NOT_MEASURED, ""),)
+    gain = compare(baseline, smoothed, reported)
+    if gain is None or gain.n < FEWEST_RUNS:
+        return (Verdict(claim, "too few runs", "" if gain is None else gain.in_points()),)
+    verdict = "no difference measured" if not gain.is_shown else "holds" if gain.mean > 0 else "the opposite"
+    evidence = f"held-out images, rates {smoothed.config.lr:g} and {baseline.config.lr:g}: {gain.in_points()}"
+    return (Verdict(claim, verdict, evidence),)
+
+
+def _best(configs: list[Config], records: Records) -> Group | None:
+    """The rate with the highest mean over the seeds that all have; one of which a run diverged is out."""
+    left = [config for config in configs if not records.diverged(config)]
+    groups = [group for config in left if (group := records.group(config)) is not None]
+    seeds = set.intersection(*(set(group.seeds) for group in groups)) if groups else set()
+    if len(groups) < len(left) or not seeds:
+        return None
+    return max(groups, key=lambda group: mean_accuracy(group, seeds))
