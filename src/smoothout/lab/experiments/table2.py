@@ -95,6 +95,11 @@ def _under_noise(setting: Setting) -> Drawing:
     )
 
 
+def _by_epoch(setting: Setting) -> Drawing:
+    curves = tuple(Curve(METHODS[method].title, resnet44(setting, method)) for method in CIFAR[0][3])
+    return Drawing("accuracy by epoch", "ResNet44 on CIFAR-10: accuracy on the test set, means over seeds.", curves)
+
+
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     """Whether preset ours reaches its goal on CIFAR-10, and what measuring BatchNorm anew has to do with it."""
     named = {f"ResNet44, CIFAR-10: {METHODS[each].title}": resnet44(setting, each) for each in CIFAR[0][3]}
@@ -108,7 +113,7 @@ def table2(setting: Setting) -> Experiment:
         "table2",
         "Table 2: on top of ghost batch norm, learning-rate scaling and longer training",
         (*cifar_rows(setting), *imagenet_rows(setting)),
-        drawings=(_under_noise(setting),),
+        drawings=(_by_epoch(setting), _under_noise(setting)),
         judge=partial(_judge, setting) if setting.preset == "ours" else None,
         compares_costs=True,
     )

@@ -106,18 +106,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a drawing: a measurement of the runs of one configuration."""
+    """One curve of a drawing: a measurement of the runs of one configuration; None: their epochs."""
 
     label: str
     config: Config
-    of: Measuring | Line
+    of: Measuring | Line | None = None
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture made from measurements; "toy" and "low-pass" need none."""
+    """A picture made from measurements or epochs; "toy" and "low-pass" need none."""
 
-    kind: Literal["toy", "low-pass", "interpolation", "loss under noise", "accuracy under noise", "landscape"]
+    kind: Literal[
+        "toy",
+        "low-pass",
+        "interpolation",
+        "loss under noise",
+        "accuracy under noise",
+        "landscape",
+        "accuracy by epoch",
+        "training loss by epoch",
+    ]
     caption: str
     curves: tuple[Curve, ...] = ()
 

@@ -12,6 +12,7 @@ import numpy as np
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Drawing
 from smoothout.lab.report import figures
+from smoothout.lab.runs import EpochMetrics
 from smoothout.measure import plots
 
 COPIES, SHOWN, TOY_STRENGTH = 1024, 40, 0.45
@@ -26,6 +27,8 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
         return draw_toy
     if drawing.kind == "low-pass":
         return draw_low_pass
+    if drawing.kind in BY_EPOCH:
+        return _drawn_by_epoch(drawing, records)
     results = results_of(drawing, records)
     if not results:
         return None
@@ -47,7 +50,7 @@ def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
     results = {}
     for curve in drawing.curves:
         for found in records.seeds_of(curve.config):
-            result = found.answer(curve.of)
+            result = None if curve.of is None else found.answer(curve.of)
             if result is not None:
                 results[f"{curve.label} (seed {found.run.config.seed})"] = result
                 break
@@ -106,6 +109,44 @@ def draw_low_pass(axes: Any) -> None:
     axes.axhline(0, color="0.6", lw=0.8)
     axes.set(xlabel="frequency × strength, ka", ylabel="factor on cos(kw)")
     axes.legend(frameon=False)
+
+
+# ---- epoch by epoch --------------------------------------------------------------------------------------------------
+
+
+def _accuracy_by_epoch(epoch: EpochMetrics) -> float:
+    return 100 * epoch.test_accuracy
+
+
+BY_EPOCH: dict[str, tuple[Callable[[EpochMetrics], float], str]] = {
+    "accuracy by epoch": (_accuracy_by_epoch, "accuracy at clean weights, %"),
+    "training loss by epoch": (lambda epoch: epoch.train_loss, "training loss, under a method's noise"),
+}
+
+
+def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
+    """Means over seeds. Accuracies are shown from where the better half of training lies."""
+    value, name = BY_EPOCH[drawing.kind]
+    found = [(curve.label, records.group(curve.config)) for curve in drawing.curves]
+    known = {f"{label} (n = {len(group.runs)})": group for label, group in found if group is not None}
+    if not known:
+        return None
+
+    def draw(axes: Any) -> None:
+        lowest, highest = [], []
+        for (label, group), style in zip(known.items(), figures.line_styles(list(known.values())), strict=True):
+            means = np.mean([[value(epoch) for epoch in run.metrics] for run in group.runs], axis=0)
+            axes.plot(range(1, len(means) + 1), means, label=label, lw=1.3, **style)
+            lowest.append(np.quantile(means, 0.25))
+            highest.append(means.max())
+        axes.set(xlabel="epoch", ylabel=name)
+        if value is _accuracy_by_epoch:
+            axes.set_ylim(min(lowest) - 2, max(highest) + 1)
+        else:
+            axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=9)
+
+    return draw
 
 
 # ---- under noise -----------------------------------------------------------------------------------------------------
