@@ -63,7 +63,6 @@ class Config:
     antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
-    remeasure_bn: bool = _setting(False, "Method", "at the end measure BatchNorm's statistics at the clean weights")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
     swa_start: float = _setting(0.75, "Method", "swa averages the ends of epochs after this fraction of training")
     ema_decay: float = _setting(0.99, "Method", "of ema, an update")
@@ -88,6 +87,7 @@ class Config:
     seed: int = _setting(0, "Run", "of initialisation, data order and noise alike")
     preset: str = _setting("ours", "Run", "where unnamed settings come from", PRESETS)
     report: str = _setting("last", "Run", "the epoch that counts; both are kept", ("last", "best"))
+    remeasure_bn: bool = _setting(False, "Run", "at the end measure BatchNorm's statistics anew, at the clean weights")
     log_smoothed_loss: bool = _setting(False, "Run", "every epoch, the training loss at noise of the current strength")
     amp: str = _setting("none", "Run", "mixed precision", ("none", "bf16", "fp16"))
     channels_last: bool = _setting(False, "Run", "memory format of images and convolutions")
@@ -324,5 +324,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
+    if config.remeasure_bn and config.method in ("swa", "ema"):
+        raise ConfigError(f"method={config.method!r} measures its average's statistics anew anyway: no remeasure_bn")
     if METHODS[config.method].takes_noise:
         _check_scale(config.method, config.noise, config.scale)

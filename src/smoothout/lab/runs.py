@@ -133,7 +133,7 @@ class Record:
         ghost_batches: into how many a batch of one process was cut.
         seconds: wall time of training, interruptions not counted; of runs that shared a device each has its share.
         as_trained: where BatchNorm's statistics were measured anew at the end, loss and accuracy of the last epoch
-            with those that the noisy passes had left.
+            with those that training had left.
     """
 
     config: Config

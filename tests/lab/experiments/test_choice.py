@@ -43,10 +43,11 @@ def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
 def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
-    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1, "lr_warmup": 5.0})
+    regime = choice.MEASURED_ANEW.settings
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1, **regime})
     of = partial(configure, OURS, RESNET44, 2048)
     assert choice.lacks_choice(of("adasmoothout"))  # for its baseline
-    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), regime)
     assert choice.lacks_choice(of("smoothout"))
     assert not choice.lacks_choice(of("adasmoothout"))
     assert not choice.lacks_choice(of("plain"))
@@ -64,19 +65,23 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     without = [choice.candidates(OURS, RESNET44, 2048, method) for method in choice.OURS]
     assert {row.config.lr_warmup for rows in without for row in rows} == {0.0}
     assert choice.lacks_choice(replace(of("plain"), preset="ours"))
-    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), {"lr_warmup": 5.0})
+    regime = choice.MEASURED_ANEW.settings
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), regime)
     for method in choice.OURS:
-        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, "lr_warmup": 0.0})
-        assert choice.lacks_choice(replace(of(method), preset="ours"))  # made with another warm-up
-        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, "lr_warmup": 5.0})
+        for other in (choice.AS_THE_TEXT, choice.WARMED_UP):
+            monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **other.settings})
+            assert choice.lacks_choice(replace(of(method), preset="ours"))  # made in another regime
+        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **regime})
         assert not choice.lacks_choice(of(method))
     for method in ("plain", *choice.OURS):
-        assert (of(method).lr_warmup, of(method).preset) == (5.0, "ours")
+        assert (of(method).lr_warmup, of(method).remeasure_bn, of(method).preset) == (5.0, True, "ours")
         assert of(method, lr_warmup=0.0).lr_warmup == 0.0
-        assert configure(replace(OURS, preset="paper"), RESNET44, 2048, method).lr_warmup == 0.0
+        as_the_text = configure(replace(OURS, preset="paper"), RESNET44, 2048, method)
+        assert (as_the_text.lr_warmup, as_the_text.remeasure_bn) == (0.0, False)
     for method in choice.OURS:
         for row in choice.candidates(OURS, RESNET44, 2048, method):
             assert row.config.lr_warmup == row.versus.lr_warmup == 5.0
+            assert row.config.remeasure_bn is row.versus.remeasure_bn is True
     named = [row.label for row in choice.choice(OURS).rows]
     assert len(named) == len(set(named))
 
@@ -84,7 +89,7 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     found = choice.best(
         OURS, RESNET44, 2048, "plain", Records([as_if_run(r.config, 0.9 + r.config.lr_warmup / 500) for r in baselines])
     )
-    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": False}
+    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": True}
     assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
 

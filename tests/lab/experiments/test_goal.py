@@ -85,7 +85,7 @@ def test_without_an_effect_chance_seldom_reaches_it(verdict):
         ((), None),
     ],
 )
-def test_what_statistics_of_clean_weights_change_is_told_by_the_runs_that_were_judged_both_ways(
+def test_what_statistics_measured_anew_change_is_told_by_the_runs_that_were_judged_both_ways(
     as_if_run, changes, expected
 ):
     config, runs = table2.resnet44(OURS, "smoothout"), [as_if_run(table2.resnet44(OURS, "smoothout").with_seed(9), 0.9)]
@@ -93,7 +93,7 @@ def test_what_statistics_of_clean_weights_change_is_told_by_the_runs_that_were_j
         found = as_if_run(config.with_seed(seed), 0.92)
         before = {"test_loss": 0.3, "test_accuracy": 0.92 - change}
         runs.append(replace(found, run=replace(found.run, record=replace(found.run.record, as_trained=before))))
-    said = [v for v in table2.table2(OURS).judge(Records(runs)) if "statistics of clean weights" in v.claim]
+    said = [v for v in table2.table2(OURS).judge(Records(runs)) if "statistics measured anew" in v.claim]
     assert [verdict.verdict for verdict in said] == ([] if expected is None else [expected])
     if expected == "holds":
         assert said[0].evidence.startswith("+0.50 points [")

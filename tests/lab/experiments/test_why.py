@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from smoothout.lab.experiments import why
+import pytest
+
+from smoothout.lab.experiments import choice, why
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
 
@@ -65,7 +68,12 @@ def test_no_factor_is_judged_by_another_length(as_if_run):
     assert "AdaSmoothOut gains: 800 epochs" in claims
 
 
-def test_nothing_is_trained_twice():
-    for preset in ("paper", "authors", "ours"):
-        trained = [replace(case.config, preset=preset) for case in why._cases(Setting("paper", preset))]
-        assert len(trained) == len(set(trained))
+@pytest.mark.parametrize("preset", ["paper", "authors", "ours"])
+def test_nothing_is_trained_twice_and_every_baseline_is(monkeypatch, preset):
+    for method in ("plain", *choice.OURS):  # with it the baseline of ours is another run than the text's
+        strength = {"strength": 0.1} if method != "plain" else {}
+        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {**choice.MEASURED_ANEW.settings, **strength})
+    cases = why._cases(Setting("paper", preset))
+    trained = {replace(case.config, preset=preset) for case in cases}
+    assert len(trained) == len(cases)
+    assert {case.baseline for case in cases} <= {case.config for case in cases}

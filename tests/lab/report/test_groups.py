@@ -51,6 +51,12 @@ def test_a_baseline_is_of_the_preset_or_of_one_that_trains_alike():
     assert baseline_of(noisy, [authors, noisy]) is None
 
 
+def test_runs_whose_statistics_were_measured_anew_have_a_baseline_of_their_own():
+    groups = [Group(resolve(method=m, remeasure_bn=anew), ()) for m in ("plain", "smoothout") for anew in (True, False)]
+    assert [baseline_of(group, groups) for group in groups] == [*groups[:2], *groups[:2]]
+    assert baseline_of(groups[3], groups[:1]) is None
+
+
 def test_runs_of_two_learning_rates_have_their_own_baselines_and_names():
     groups = [Group(resolve(method=method, lr=lr), ()) for method in ("plain", "smoothout") for lr in (0.05, 0.1)]
     assert [baseline_of(group, groups) for group in groups] == [*groups[:2], *groups[:2]]

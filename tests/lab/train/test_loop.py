@@ -78,7 +78,28 @@ def test_statistics_are_measured_anew_at_the_clean_weights_and_nothing_else_chan
     images = torch.cat([batch for batch, _ in judging_batches(config, dataset, torch.device("cpu"), split="train")])
     update_bn(model, [images])  # few enough for one batch
     for name, value in runs[1].weights().items():
-        assert torch.equal(value, model.state_dict()[name]), name
+        torch.testing.assert_close(value, model.state_dict()[name], msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_statistics_that_are_not_there_are_not_measured(tmp_path):
+    assert train(small(remeasure_bn=True), tmp_path, QUIET).as_trained is None
+    with pytest.raises(ConfigError, match="measures its average's statistics anew anyway"):
+        small(method="swa", remeasure_bn=True)
+
+
+@pytest.mark.parametrize("settings", [{"remeasure_bn": True}, {"method": "ema"}])
+def test_statistics_are_those_of_images_in_any_order(tmp_path, monkeypatch, settings):
+    """A folder of images is read class by class."""
+    seen = []
+    monkeypatch.setattr("smoothout.lab.train.statistics.update_bn", lambda model, batches: seen.extend(batches))
+    monkeypatch.setattr("smoothout.lab.train.build.EVALUATION_BATCH", 100)
+    config = small(model="f1", epochs=1, **settings)
+    train(config, tmp_path, QUIET)
+    in_order = list(judging_batches(config, load_dataset(config), torch.device("cpu"), split="train"))
+    half = len(seen) if settings.get("remeasure_bn") else len(seen) // 2  # an average is measured again for the file
+    assert half == len(in_order) == 4
+    assert not torch.equal(seen[0][1], in_order[0][1])
+    assert torch.equal(torch.cat([y for _, y in seen[:half]]).sort()[0], torch.cat([y for _, y in in_order]).sort()[0])
 
 
 CASES = {

@@ -34,7 +34,7 @@ CASES = {
 }
 # Each ghost's comes on top of that of the ghost before, which lanes side by side cannot have. The steps are small: at
 # 0.01 a rounding error that turns one ReLU moves weights by 1e-3 in a few epochs, in one seed of four.
-STAYS = {"denoise": False, "draws": "ghost", "lr": 1e-4}
+STAYS = {"denoise": False, "draws": "ghost", "lr": 3e-4}
 NOISE_PILES_UP = {
     "piling up": {"method": "smoothout", "strength": 0.01, **STAYS},
     "by filters": GHOST_NOISE | STAYS,

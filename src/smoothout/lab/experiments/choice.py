@@ -22,17 +22,36 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 USUAL = {"smoothout": 0.0375, "adasmoothout": 0.15, "sam": 0.05}
 SCHEDULES = ("linear", "tanh")  # beside the constant one, at once and twice the strength
 # ResNet44 runs at the length of its row, where noise has time to pay, so its candidates are fewer. Its baseline chooses
-# first: whether the learning rate is warmed up, without which the first updates at 0.4 leave a network that learns
-# nothing for epochs (docs/log.md, 2026-11-16). The methods' candidates warm up as it does; they were made without
-# first, and those that had come out far below the best are not made again. With warm-up the strongest constant noise
-# came out best and still left a training loss near 0, so two and four times as much are tried; there, statistics of
-# noisy passes begin to cost accuracy, so they are measured anew.
+# the regime first: whether the learning rate is warmed up, without which the first updates at 0.4 leave a network that
+# learns nothing for epochs (docs/log.md, 2026-11-16). The methods' candidates are of that regime. They were made
+# without warm-up first, then with it; there the strongest constant noise came out best and still left a training loss
+# near 0, so two and four times as much are tried, and BatchNorm is measured anew at the end, since under strong noise
+# its running statistics begin to cost accuracy. All of that regime is, the baseline too.
 DEEP_EPOCHS = 400
-WARM_UPS = (0.0, 5.0)
-DEEP_FACTORS = (0.25, 0.5, 1.0)
-DEEP_RISING = {0.0: (("linear", 1.0), ("linear", 2.0), ("tanh", 1.0)), 5.0: (("linear", 1.0),)}
-REMEASURED_FACTORS = (2.0, 4.0)
-REMEASURED = ", BatchNorm measured anew"
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How ResNet44 is trained, with which constant strengths, by the usual one, and which rising ones."""
+
+    lr_warmup: float
+    remeasure_bn: bool
+    constant: tuple[float, ...]
+    rising: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        warm_up = f"{self.lr_warmup:g} epochs of warm-up" if self.lr_warmup else "no warm-up"
+        return f", {warm_up}" + (", BatchNorm measured anew" if self.remeasure_bn else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"lr_warmup": self.lr_warmup, "remeasure_bn": self.remeasure_bn}
+
+
+AS_THE_TEXT = Regime(0.0, False, (0.25, 0.5, 1.0), (("linear", 1.0), ("linear", 2.0), ("tanh", 1.0)))
+WARMED_UP = Regime(5.0, False, (0.25, 0.5, 1.0), (("linear", 1.0),))
+MEASURED_ANEW = Regime(5.0, True, (1.0, 2.0, 4.0))
+REGIMES = (AS_THE_TEXT, WARMED_UP, MEASURED_ANEW)
 RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of SAM, by the usual one
 OURS = ("smoothout", "adasmoothout")
 PLACES: dict[tuple[Network, int], tuple[str, ...]] = {
@@ -83,10 +102,8 @@ def choice(setting: Setting) -> Experiment:
     rows: list[Row] = []
     for (network, batch_size), methods in PLACES.items():
         if network is RESNET44:
-            rows += deep_baselines(setting)
-            rows += [
-                row for warm_up in WARM_UPS for method in OURS for row in deep_candidates(setting, method, warm_up)
-            ]
+            rows += [deep_baseline(setting, regime) for regime in REGIMES]
+            rows += [row for each in REGIMES for method in OURS for row in deep_candidates(setting, method, each)]
             continue
         rows.append(Row(label(network, batch_size, "plain"), held_out(setting, network, batch_size, "plain")))
         for method in methods:
@@ -104,7 +121,9 @@ def choice(setting: Setting) -> Experiment:
 def candidates(setting: Setting, network: Network, batch_size: int, method: str) -> list[Row]:
     """What a network, batch size and method choose from."""
     if network is RESNET44:
-        return deep_baselines(setting) if method == "plain" else deep_candidates(setting, method, chosen_warm_up())
+        if method == "plain":
+            return [deep_baseline(setting, regime) for regime in (AS_THE_TEXT, MEASURED_ANEW)]
+        return deep_candidates(setting, method, chosen_regime())
     of = partial(_candidate, setting, network, batch_size, method, {})
     if method == "sam":
         return [of(factor) for factor in RADII]
@@ -114,47 +133,40 @@ def candidates(setting: Setting, network: Network, batch_size: int, method: str)
 # ---- ResNet44 --------------------------------------------------------------------------------------------------------
 
 
-def chosen_warm_up() -> float:
-    """That of the baseline; the text's, none, until it has chosen."""
-    return CHOSEN.get((RESNET44.model, RESNET44.large, "plain"), {}).get("lr_warmup", WARM_UPS[0])
+def chosen_regime() -> Regime:
+    """That of the baseline; the text's until it has chosen."""
+    chosen = CHOSEN.get((RESNET44.model, RESNET44.large, "plain"), AS_THE_TEXT.settings)
+    (regime,) = (each for each in REGIMES if each.settings == chosen)
+    return regime
 
 
-def deep_baselines(setting: Setting) -> list[Row]:
+def deep_baseline(setting: Setting, regime: Regime) -> Row:
     place = RESNET44, RESNET44.large, "plain"
-    rows = [Row(label(*place, _told(warm_up)), held_out(setting, *place, lr_warmup=warm_up)) for warm_up in WARM_UPS]
-    warm_up = WARM_UPS[-1]
-    remeasured = held_out(setting, *place, lr_warmup=warm_up, remeasure_bn=True)
-    return [*rows, Row(label(*place, REMEASURED + _told(warm_up)), remeasured)]
+    return Row(label(*place, str(regime)), held_out(setting, *place, **regime.settings))
 
 
-def deep_candidates(setting: Setting, method: str, warm_up: float, epochs: int = DEEP_EPOCHS) -> list[Row]:
-    regime = {"lr_warmup": warm_up, "epochs": epochs}
-    of = partial(_candidate, setting, RESNET44, RESNET44.large, method, regime)
-    told = _told(warm_up)
-    rows = [of(factor, more=told) for factor in DEEP_FACTORS]
-    rows += [of(factor, schedule, told) for schedule, factor in DEEP_RISING[warm_up]]
-    if not warm_up:
-        return [*rows, of(0.5, more=f", one draw a step{told}", draws="one")]
-    return [*rows, *(of(factor, more=REMEASURED + told, remeasure_bn=True) for factor in REMEASURED_FACTORS)]
-
-
-def _told(warm_up: float) -> str:
-    return f", {warm_up:g} epochs of warm-up" if warm_up else ", no warm-up"
+def deep_candidates(setting: Setting, method: str, regime: Regime, epochs: int = DEEP_EPOCHS) -> list[Row]:
+    settings = {**regime.settings, "epochs": epochs}
+    of = partial(_candidate, setting, RESNET44, RESNET44.large, method, settings)
+    rows = [of(factor, more=str(regime)) for factor in regime.constant]
+    rows += [of(factor, schedule, str(regime)) for schedule, factor in regime.rising]
+    once = [of(0.5, more=f", one draw a step{regime}", draws="one")] if regime is AS_THE_TEXT else []
+    return [*rows, *once]
 
 
 def _by_epoch(setting: Setting) -> tuple[Drawing, ...]:
     """Of the baseline and of both methods at the paper's strength, with warm-up and without."""
 
-    def config(method: str, warm_up: float) -> Config:
+    def config(method: str, regime: Regime) -> Config:
         how = {} if method == "plain" else {"strength_schedule": "constant"}
-        return held_out(setting, RESNET44, RESNET44.large, method, lr_warmup=warm_up, **how)
+        return held_out(setting, RESNET44, RESNET44.large, method, **regime.settings, **how)
 
     curves = tuple(
-        Curve(METHODS[method].title + _told(warm_up), config(method, warm_up))
+        Curve(f"{METHODS[method].title}{regime}", config(method, regime))
         for method in ("plain", *OURS)
-        for warm_up in reversed(WARM_UPS)
+        for regime in (WARMED_UP, AS_THE_TEXT)
     )
-    caption = f"ResNet44, CIFAR-10, batch {RESNET44.large}, with and without warm-up of the learning rate"
+    caption = f"ResNet44, CIFAR-10, batch {RESNET44.large}, the paper's strengths, with and without warm-up"
     return (
         Drawing("accuracy by epoch", f"{caption}: accuracy on held-out training images.", curves),
         Drawing("training loss by epoch", f"{caption}: training loss.", curves),
@@ -198,15 +210,16 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
 
 
 def lacks_choice(config: Config) -> bool:
-    """Whether this is a run of preset ours that waits for its place's strength, or its baseline's warm-up."""
+    """Whether this is a run of preset ours that waits for its place's strength, or its baseline's regime."""
     here = {(network.model, network.dataset, size): methods for (network, size), methods in PLACES.items()}
     choosing = here.get((config.model, config.dataset, config.batch_size), ())
     if config.preset != "ours" or config.hold_out or config.method not in choosing:
         return False
     needed = {"plain", config.method} & set(choosing)
     entries = [CHOSEN.get((config.model, config.batch_size, method)) for method in needed]
-    # A method's choice counts only for the warm-up that it was made with.
-    return None in entries or len({entry.get("lr_warmup") for entry in entries if entry is not None}) > 1
+    # A method's choice counts only in the regime that it was made in.
+    regimes = {(entry.get("lr_warmup"), entry.get("remeasure_bn")) for entry in entries if entry is not None}
+    return None in entries or len(regimes) > 1
 
 
 def what_is_chosen(config: Config) -> dict[str, Any]:
@@ -234,8 +247,8 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
                 f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % {other}, n = {len(found.seeds)}"
             )
             verdicts.append(Verdict(claim, chosen, evidence))
-    deep = (*deep_baselines(setting), *(row for each in OURS for row in deep_candidates(setting, each, WARM_UPS[-1])))
-    measured_anew = {row.label: row.config for row in deep if row.config.remeasure_bn}
+    deep = (row for method in OURS for row in deep_candidates(setting, method, MEASURED_ANEW))
+    measured_anew = {row.label: row.config for row in (deep_baseline(setting, MEASURED_ANEW), *deep)}
     return (*verdicts, *remeasured.verdicts_on(measured_anew, records))
 
 

@@ -13,7 +13,7 @@ from smoothout.lab.experiments.choice import (
     DEEP_EPOCHS,
     HELD_OUT,
     OURS,
-    chosen_warm_up,
+    chosen_regime,
     deep_candidates,
     held_out,
     mean_accuracy,
@@ -32,7 +32,7 @@ def lengths(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for epochs in SHORT:
-        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, lr_warmup=chosen_warm_up())
+        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, **chosen_regime().settings)
         rows.append(Row(label(RESNET44, RESNET44.large, "plain", f", {epochs} epochs"), baseline))
         for row in _candidates(setting, epochs):
             rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
@@ -49,8 +49,8 @@ def lengths(setting: Setting) -> Experiment:
 
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
-    """Of both methods, with the warm-up that the baseline chose."""
-    return [row for method in OURS for row in deep_candidates(setting, method, chosen_warm_up(), epochs)]
+    """Of both methods, in the regime that the baseline chose."""
+    return [row for method in OURS for row in deep_candidates(setting, method, chosen_regime(), epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:

@@ -1,4 +1,4 @@
-"""What BatchNorm statistics of the clean weights change, in runs that were judged before and after measuring them."""
+"""What it changes to measure BatchNorm's statistics anew at the end, in runs that were judged before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _verdict(name: str, config: Config, records: Records) -> Verdict | None:
     both = [] if group is None else [(r.as_trained, r.last) for r in group.records if r.as_trained is not None]
     if not both:
         return None
-    claim = f"{name}: statistics of clean weights raise the accuracy of the last epoch"
+    claim = f"{name}: statistics measured anew raise the accuracy of the last epoch"
     before, after = [each["test_accuracy"] for each, _ in both], [last.test_accuracy for _, last in both]
     change = difference(before, after, paired=True)
     if change is None or change.n < FEWEST_RUNS:

@@ -74,20 +74,22 @@ def why(setting: Setting) -> Experiment:
 
 
 def _cases(setting: Setting) -> list[Case]:
-    cases, seen = [], set()
+    first: dict[Config, Config] = {}  # of configurations that differ in nothing but their preset, which changes no run
+
+    def trained(method: str, how: dict[str, Any]) -> Config:
+        config = configure(setting, RESNET44, RESNET44.large, method, **how)
+        return first.setdefault(replace(config, preset=setting.preset), config)
+
+    cases: dict[Config, Case] = {}
     for what, methods, settings in FACTORS:
         how = {"epochs": EPOCHS, **settings}
         if "strength" in how:
             how["strength"] *= configure(setting, RESNET44, RESNET44.large, "adasmoothout").strength
-        baseline_how = how if "plain" in methods else {"epochs": EPOCHS}
-        baseline = configure(setting, RESNET44, RESNET44.large, "plain", **baseline_how)
+        baseline = trained("plain", how if "plain" in methods else {"epochs": EPOCHS})
         for method in methods:
-            config = configure(setting, RESNET44, RESNET44.large, method, **how)
-            trained = replace(config, preset=setting.preset)  # where the settings came from changes no run
-            if trained not in seen:  # else a factor at the value that the preset has anyway
-                seen.add(trained)
-                cases.append(Case(what, method, config, baseline))
-    return cases
+            config = baseline if method == "plain" else trained(method, how)
+            cases.setdefault(config, Case(what, method, config, baseline))  # else a factor as the preset has it anyway
+    return list(cases.values())
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ BY_EPOCH: dict[str, tuple[Callable[[EpochMetrics], float], str]] = {
 
 
 def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
-    """Means over seeds. Accuracies are shown from where the better half of training lies."""
+    """Means over seeds. Accuracies of the first quarter of training may lie below the picture."""
     value, name = BY_EPOCH[drawing.kind]
     found = [(curve.label, records.group(curve.config)) for curve in drawing.curves]
     known = {f"{label} (n = {len(group.runs)})": group for label, group in found if group is not None}

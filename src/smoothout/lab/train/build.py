@@ -140,8 +140,9 @@ def judging_batches(
     split: str = "test",
     workers: int | None = None,
     batch_size: int | None = None,
+    shuffle: bool = False,
 ) -> Batches:
-    """The images of a split in the files' order, without augmentation."""
+    """The images of a split in the files' order, or in one that is always the same, without augmentation."""
     processes = OneProcess() if processes is None else processes
     images = dataset.train if split == "train" else dataset.test
     size = min(batch_size or EVALUATION_BATCH, len(images))
@@ -152,6 +153,7 @@ def judging_batches(
         size,
         device=device,
         augment=dataset.evaluate,
+        shuffle=shuffle,
         rank=processes.rank,
         world_size=processes.world_size,
         channels_last=config.channels_last,

@@ -36,6 +36,7 @@ from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss
 from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
+from smoothout.lab.train.lanes import running_norms
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
@@ -193,7 +194,8 @@ class Trainer:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
-        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs:
+        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs and running_norms(self.model):
+            yield
             self._remeasure_bn()
         metrics = yield from self._judge(strength)
         self.history.append(metrics)
@@ -213,18 +215,18 @@ class Trainer:
             self.save()
 
     def _remeasure_bn(self) -> None:
-        """What the noisy passes left is judged first, so that one run tells what this changes."""
+        """What training left is judged first, so that one run tells what this changes."""
         precision, processes = self.update.precision(), self.around.processes
         test = in_numbers(evaluated(self.model, self.test_batches, precision=precision), processes)
         self._as_trained = {"test_loss": test.loss, "test_accuracy": test.accuracy}
-        measure_statistics(self.model, self._training_images(), precision, processes)
+        measure_statistics(self.model, self._for_statistics(), precision, processes)
 
     def _judge(self, strength: float) -> Generator[None, None, EpochMetrics]:
         config, position, processes = self.config, self.position, self.around.processes
         sizes = [self.batches.size_of(step) for step in range(len(self.batches))]
         images = sum(sizes)
         precision = self.update.precision()
-        with self.method.judged(self._training_images):
+        with self.method.judged(self._for_statistics):
             is_last = position.epoch + 1 == config.epochs  # what counts is judged by the network itself
             network = None if is_last else self._quick_network
             sums = evaluated(self.model, self.test_batches, precision=precision, network=network)
@@ -257,11 +259,15 @@ class Trainer:
         """The epoch with the best test accuracy, the first of equals."""
         return max(self.history, key=lambda metrics: metrics.test_accuracy)
 
-    def _training_images(self) -> Iterable[tuple[Tensor, Tensor]]:
-        around = self.around
+    def _training_images(self, shuffle: bool = False) -> Iterable[tuple[Tensor, Tensor]]:
+        around, how = self.around, {"split": "train", "shuffle": shuffle}
         return build.judging_batches(
-            self.config, self.dataset, around.device, around.processes, split="train", workers=around.workers
+            self.config, self.dataset, around.device, around.processes, workers=around.workers, **how
         )
+
+    def _for_statistics(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Shuffled: in a folder of images a batch would be of one class, and its variances too small."""
+        return self._training_images(shuffle=True)
 
     def _summed_over_processes(self) -> tuple[list[float], float]:
         sums = self.around.processes.sum(torch.cat([self._losses, self._correct[None]]).double())
@@ -350,7 +356,7 @@ class Trainer:
 
     def _finish(self, provenance: Provenance) -> Record:
         folder = self.around.folder
-        with self.method.judged(self._training_images):
+        with self.method.judged(self._for_statistics):
             folder.write_weights(LAST_WEIGHTS, checkpoint.weights_of(self.model), self.config.epochs)
         folder.write_weights(BEST_WEIGHTS, self._best, self.best.epoch)
         record = Record(
