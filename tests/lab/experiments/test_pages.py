@@ -180,32 +180,40 @@ def test_without_a_record_nothing_is_claimed(name, tmp_path):
     assert all(v.verdict == "not measured yet" for v in (judge(Records([])) if judge else ()))
 
 
-def test_the_results_in_the_docs_are_those_of_the_records():
+@pytest.fixture(scope="module")
+def tables():
+    """Of all records, which takes seconds to make."""
     code, said, error = reproduce("results", "--markdown")
     assert (code, error) == (0, "")
-    assert said == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
+    return said
 
 
-def test_what_only_repeats_the_runs_of_another_table_or_preset_is_left_out():
-    code, said, _ = reproduce("results", "--markdown")
-    assert code == 0
-    headings = [line for line in said.splitlines() if line.startswith("## ")]
+@pytest.fixture(scope="module")
+def in_short():
+    code, said, error = reproduce("results", "--digest")
+    assert (code, error) == (0, "")
+    return said
+
+
+def test_the_results_in_the_docs_are_those_of_the_records(tables):
+    assert tables == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
+
+
+def test_what_only_repeats_the_runs_of_another_table_or_preset_is_left_out(tables, in_short):
+    headings = [line for line in tables.splitlines() if line.startswith("## ")]
     assert sum("Table 1" in heading and "preset ours" in heading for heading in headings) == 1
     flatness = [heading for heading in headings if "Flatness" in heading and "preset ours" in heading]
     assert len(flatness) == 1  # the rows stand in Table 1, so verdicts alone
     assert flatness[0].endswith("verdicts")
-    assert "batch 5000: baseline (the run of preset paper)" in said
-    _, digest, _ = reproduce("results", "--digest")
-    assert "C1, CIFAR-10, batch 256, preset ours" in digest
-    assert "C1, CIFAR-10, batch 5000, preset ours" not in digest  # chosen: the paper's strengths
-    assert "too few runs" not in digest
+    assert "batch 5000: baseline (the run of preset paper)" in tables
+    assert "C1, CIFAR-10, batch 256, preset ours" in in_short
+    assert "C1, CIFAR-10, batch 5000, preset ours" not in in_short  # chosen: the paper's strengths
+    assert "too few runs" not in in_short
 
 
-def test_the_digest_in_readme_and_docs_is_that_of_the_records():
-    code, said, error = reproduce("results", "--digest")
-    assert (code, error) == (0, "")
+def test_the_digest_in_readme_and_docs_is_that_of_the_records(in_short):
     for page in ("README.md", "docs/large-batch.md"):
-        assert said == between_marks((ROOT / page).read_text()), f"{page}: run smoothout reproduce results --digest"
+        assert in_short == between_marks((ROOT / page).read_text()), f"{page}: run smoothout reproduce results --digest"
 
 
 def test_the_list_counts_and_estimates(tmp_path):
