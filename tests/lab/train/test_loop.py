@@ -81,6 +81,13 @@ def test_statistics_are_measured_anew_at_the_clean_weights_and_nothing_else_chan
         torch.testing.assert_close(value, model.state_dict()[name], msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_statistics_of_ghost_layers_are_measured_anew_too(tmp_path):
+    config = small(model="f1", strength=0.1, ghost_batch_size=32, ghost_by="layer", remeasure_bn=True)
+    record = train(config, tmp_path, QUIET)
+    assert record.as_trained is not None
+    assert record.as_trained["test_loss"] != record.last.test_loss
+
+
 def test_statistics_that_are_not_there_are_not_measured(tmp_path):
     assert train(small(remeasure_bn=True), tmp_path, QUIET).as_trained is None
     with pytest.raises(ConfigError, match="measures its average's statistics anew anyway"):

@@ -36,11 +36,10 @@ from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss
 from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
-from smoothout.lab.train.lanes import running_norms
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
-from smoothout.lab.train.statistics import measure_statistics
+from smoothout.lab.train.statistics import has_statistics, measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
@@ -194,7 +193,7 @@ class Trainer:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
-        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs and running_norms(self.model):
+        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs and has_statistics(self.model):
             yield
             self._remeasure_bn()
         metrics = yield from self._judge(strength)

@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from smoothout import update_bn
 from smoothout.lab.train.processes import Processes
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether there are any to measure; layers that norm ghost by ghost have them too."""
+    return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())
 
 
 def measure_statistics(
