@@ -19,7 +19,17 @@ from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, pairs, reported
+from smoothout.lab.report.groups import (
+    FEWEST_RUNS,
+    Difference,
+    Group,
+    Sample,
+    compare,
+    difference,
+    pairs,
+    reported,
+    sense_of,
+)
 
 PAPER_SDS = {
     ("plain", "small"): 0.33,
@@ -95,7 +105,7 @@ def _strength_is_robust(setting: Setting, records: Records) -> Verdict:
         f"accuracy by {_points(reused)}; a gain is measured there at a × {', '.join(helpful) or 'none'} "
         f"(of × {', '.join(f'{factor:g}' for factor in FACTORS)})"
     )
-    return Verdict(claim, _holds_if(reused, lambda d: d.mean > 0), evidence)
+    return Verdict(claim, sense_of(reused, less="does not hold"), evidence)
 
 
 def _strengths(setting: Setting, batch_size: int) -> list[Config]:
@@ -113,7 +123,7 @@ def _large_gains_more(setting: Setting, records: Records) -> Verdict:
     more = difference(gains[0], gains[1], paired=False)
     means = [f"{100 * Sample(tuple(gain)).mean:+.2f}" for gain in gains]
     evidence = f"gain {means[0]} points at {C1.small}, {means[1]} at {C1.large}; the difference is {_points(more)}"
-    return Verdict(claim, _holds_if(more, lambda d: d.mean > 0), evidence)
+    return Verdict(claim, sense_of(more, less="does not hold"), evidence)
 
 
 def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
@@ -175,7 +185,7 @@ def _dropout_leaves_the_gap(setting: Setting, records: Records) -> Verdict:
     dropped, base = records.group(_dropout(setting)[2].config), with_[1]
     if dropped is not None and base is not None:
         texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, dropped, reported))}")
-    return Verdict(claim, _holds_if(gaps[0], lambda d: d.mean > 0), "; ".join(texts))
+    return Verdict(claim, sense_of(gaps[0], less="does not hold"), "; ".join(texts))
 
 
 def _spread_over_runs(setting: Setting, records: Records) -> Verdict:
@@ -215,14 +225,6 @@ JUDGES: tuple[Judge, ...] = (
     _spread_over_runs,
     _averaging_at_large_batch,
 )
-
-
-def _holds_if(found: Difference | None, is_so: Callable[[Difference], bool]) -> str:
-    if found is None or found.n < FEWEST_RUNS:
-        return "too few runs"
-    if not found.is_shown:
-        return "no difference measured"
-    return "holds" if is_so(found) else "does not hold"
 
 
 def _points(found: Difference | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, difference
+from smoothout.lab.report.groups import FEWEST_RUNS, difference, sense_of
 
 
 def verdicts_on(rows: dict[str, Config], records: Records) -> tuple[Verdict, ...]:
@@ -24,7 +24,5 @@ def _verdict(name: str, config: Config, records: Records) -> Verdict | None:
     change = difference(before, after, paired=True)
     if change is None or change.n < FEWEST_RUNS:
         told = ", ".join(f"{100 * (y - x):+.2f}" for x, y in zip(before, after))
-        return Verdict(claim, "too few runs", f"{told} points (n = {len(both)})")
-    if not change.is_shown:
-        return Verdict(claim, "no difference measured", change.in_points())
-    return Verdict(claim, "holds" if change.mean > 0 else "the opposite", change.in_points())
+        return Verdict(claim, sense_of(change), f"{told} points (n = {len(both)})")
+    return Verdict(claim, sense_of(change), change.in_points())

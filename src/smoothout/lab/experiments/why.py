@@ -11,7 +11,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import RESNET44, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, compare, reported
+from smoothout.lab.report.groups import compare, reported, sense_of
 from smoothout.lab.runs import Record
 
 EPOCHS = 100
@@ -137,8 +137,5 @@ def _verdict(
     if groups[0] is None or groups[1] is None:
         return Verdict(claim, NOT_MEASURED, "")
     found = compare(groups[0], groups[1], value)
-    if found is None or found.n < FEWEST_RUNS:
-        return Verdict(claim, "too few runs", "" if found is None else found.in_points())
-    if not found.is_shown:
-        return Verdict(claim, "no difference measured", found.in_points())
-    return Verdict(claim, yes if found.mean * signs > 0 else "the opposite", found.in_points())
+    more, less = (yes, "the opposite") if signs > 0 else ("the opposite", yes)
+    return Verdict(claim, sense_of(found, more, less), "" if found is None else found.in_points())

@@ -153,6 +153,15 @@ def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Differen
     return Difference(mean, mean - half, mean + half, min(len(a), len(b)), paired)
 
 
+def sense_of(found: Difference | None, more: str = "holds", less: str = "the opposite") -> str:
+    """A verdict on a difference: the word for more or for less, where one may be claimed."""
+    if found is None or found.n < FEWEST_RUNS:
+        return "too few runs"
+    if not found.is_shown:
+        return "no difference measured"
+    return more if found.mean > 0 else less
+
+
 def reported(record: Record) -> float:
     """The accuracy that counts in the record's preset: of the last epoch, in preset authors of the best."""
     return record.reported.test_accuracy
