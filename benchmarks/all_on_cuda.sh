@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in about eight minutes: the tests on CUDA, then the benchmarks.
+# Everything that needs a GPU, in about ten minutes: the benchmarks, then the tests on CUDA.
 # Usage: benchmarks/all_on_cuda.sh FOLDER [DATA]    (PYTHON chooses the interpreter; DATA has CIFAR-10)
 set -u
 out=${1:?a folder for the records}

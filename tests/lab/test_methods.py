@@ -106,6 +106,15 @@ def test_a_draw_for_every_ghost(model, batch):
     assert method.smooth.step_count == 1  # one update is one step of the schedule
 
 
+@pytest.mark.parametrize(("share", "clean"), [(0.4, 2), (0.5, 2), (0.9, 4), (0.99, 4)])
+def test_the_last_ghosts_see_clean_weights(model, batch, share, clean):
+    before = weights(model)
+    method = Smoothed(update_of(model, chunks=5), SmoothOut(model, 0.1), draws=None, clean_share=share)
+    seen = noisy_weights_of_passes(model, method, batch)
+    assert [torch.equal(each, before) for each in seen] == [False] * (5 - clean) + [True] * clean
+    assert len({tuple(each.tolist()) for each in seen}) == 5 - clean + 1
+
+
 def test_n_draws_average_n_gradients_and_cost_n_evaluations(model, batch):
     reference = copy.deepcopy(model)
     smooth = SmoothOut(reference, 0.1, seed=3)

@@ -61,6 +61,7 @@ class Config:
     strength_warmup: float = _setting(0.0, "Method", "epochs in which the strength also rises from 0")
     draws: str = _setting("one", "Method", "noise draws a step: one, ghost (one a ghost batch), or a number")
     antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
+    clean_share: float = _setting(0.0, "Method", "with draws=ghost, the share of ghost batches that see no noise")
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
@@ -288,7 +289,7 @@ def _check_numbers(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name}={value}: a probability between 0 and 1 is needed")
-    for name in ("swa_start", "ema_decay"):
+    for name in ("swa_start", "ema_decay", "clean_share"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)}: a number from 0 to below 1 is needed")
     if not 0 <= config.seed < 2**63:
@@ -322,6 +323,10 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"draws={config.draws!r}: at least 1 is needed, and with antithetic an even number")
     if config.draws == "ghost" and config.ghost_by == "layer":
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
+    if config.clean_share and (config.draws != "ghost" or config.antithetic or not config.denoise):
+        raise ConfigError(
+            f"clean_share={config.clean_share:g} needs draws='ghost', noise that is taken back, and no antithetic pairs"
+        )
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
     if config.remeasure_bn and config.method in ("swa", "ema"):

@@ -93,11 +93,24 @@ class Smoothed(Plain):
 
     Args:
         draws: of noise a step; None: one for every ghost batch, which then sees each image once all the same.
+        clean_share: of the ghost batches, which come last and see the weights as they are: the gradient is that of
+            C̄ and C mixed (m-RWP of Li et al., 2024).
     """
 
-    def __init__(self, update: GhostStep, smooth: SmoothOut, draws: int | None = 1, antithetic: bool = False) -> None:
+    def __init__(
+        self,
+        update: GhostStep,
+        smooth: SmoothOut,
+        draws: int | None = 1,
+        antithetic: bool = False,
+        clean_share: float = 0.0,
+    ) -> None:
         super().__init__(update)
-        self.smooth, self.draws, self.antithetic = smooth, draws, antithetic
+        self.smooth, self.draws, self.antithetic, self.clean_share = smooth, draws, antithetic, clean_share
+
+    def noisy_ghosts(self, ghosts: int) -> int:
+        """How many of so many see noise; one at least."""
+        return max(1, ghosts - round(self.clean_share * ghosts))
 
     @property
     def strength(self) -> float:  # pyrefly: ignore[bad-override]
@@ -115,9 +128,11 @@ class Smoothed(Plain):
     def _several_draws(self, batch: Batch) -> Seen:
         backward, ghosts = self.update.backward, self.update.ghosts
         if self.draws is None:
-            count = self.update.ghost_count(batch)
+            parts = list(ghosts(batch))
+            count = self.noisy_ghosts(len(parts))
             with self.smooth.samples(count, self.antithetic and count % 2 == 0) as draws:
-                return add_up(backward(ghost) for ghost, _ in zip(ghosts(batch), draws))
+                seen = [backward(ghost) for ghost, _ in zip(parts[:count], draws)]
+            return add_up([*seen, *(backward(ghost) for ghost in parts[count:])])
         with self.smooth.samples(self.draws, self.antithetic) as draws:
             seen = add_up(backward(ghost, 1 / self.draws) for _ in draws for ghost in ghosts(batch))
         return Seen(seen.loss, seen.correct / self.draws)
@@ -213,7 +228,7 @@ def scale_of(config: Config) -> Scale:
 
 def _smoothed(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
     smooth = smoothing(config, update.model, steps, steps_per_epoch)
-    return Smoothed(update, smooth, config.draws_number, config.antithetic)
+    return Smoothed(update, smooth, config.draws_number, config.antithetic, config.clean_share)
 
 
 def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:

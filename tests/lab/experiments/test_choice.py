@@ -86,9 +86,8 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     assert len(named) == len(set(named))
 
     baselines = choice.candidates(OURS, RESNET44, 2048, "plain")
-    found = choice.best(
-        OURS, RESNET44, 2048, "plain", Records([as_if_run(r.config, 0.9 + r.config.lr_warmup / 500) for r in baselines])
-    )
+    runs = [as_if_run(r.config, 0.9 + 0.01 * r.config.remeasure_bn) for r in baselines]
+    found = choice.best(OURS, RESNET44, 2048, "plain", Records(runs))
     assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": True}
     assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
@@ -97,16 +96,22 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     for batch_size, network in ((256, "c1"), (5000, "c1"), (2048, "resnet44")):
         for method in ("smoothout", "adasmoothout"):
             entry = {"strength": 2 * choice.USUAL[method], "strength_schedule": "tanh", "draws": "one"}
+            entry |= {"clean_share": 0.25} if network == "resnet44" else {}
             monkeypatch.setitem(CHOSEN, (network, batch_size, method), entry)
     named = {row.label: row.config for row in EXPERIMENTS["why"](OURS).rows if row.config.method != "plain"}
     schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
-    assert set(schedules.values()) == {"tanh"}, schedules
-    draws = {label: config.draws for label, config in named.items() if "draw" not in label}
+    assert set(schedules.values()) == {"constant"}, schedules
+    strengths = {label: config.strength for label, config in named.items() if ", a × " not in label}
+    assert set(strengths.values()) == {0.15}, strengths  # the paper's, of which 100 epochs carry no more
+    assert {label: c.clean_share for label, c in named.items() if c.clean_share} == {
+        label: 0.5 for label in named if "ghosts clean" in label
+    }
+    draws = {label: config.draws for label, config in named.items() if "draw" not in label and "clean" not in label}
     assert set(draws.values()) == {"one"}, draws
     for name in ("table3", "table4", "table5"):  # these vary the paper's own strengths
         assert EXPERIMENTS[name](OURS).rows == EXPERIMENTS[name](replace(OURS, preset="paper")).rows
     factors = [row for row in EXPERIMENTS["why"](OURS).rows if "a × " in row.label]
-    assert [row.config.strength for row in factors] == pytest.approx([0.075, 0.15, 0.6, 1.2])
+    assert [row.config.strength for row in factors] == pytest.approx([0.0375, 0.075, 0.3, 0.6])
     assert all(row.config.strength_schedule != "tanh" or "tanh" in row.label for row in choice.choice(OURS).rows)
 
 

@@ -8,6 +8,7 @@ import pytest
 from smoothout.lab.experiments import table2
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.report.groups import compare, reported
 
 OURS = Setting("paper", "ours")
 BASE = (0.920, 0.922, 0.921)
@@ -99,3 +100,16 @@ def test_what_statistics_measured_anew_change_is_told_by_the_runs_that_were_judg
         assert said[0].evidence.startswith("+0.50 points [")
     if expected == "too few runs":
         assert said[0].evidence == "+0.40, +0.60 points (n = 2)"
+
+
+def test_seeds_of_resnets_make_no_pairs(as_if_run):
+    """Pairs that differ by the same amount would show any difference."""
+
+    def found(model):
+        configs = [replace(table2.resnet44(OURS, method), model=model) for method in ("plain", "adasmoothout")]
+        values = {configs[0]: (0.90, 0.92, 0.94), configs[1]: (0.901, 0.921, 0.941)}
+        runs = [as_if_run(c.with_seed(seed), v) for c, vs in values.items() for seed, v in enumerate(vs)]
+        return compare(*(Records(runs).group(config) for config in configs), reported)
+
+    assert (found("resnet44").paired, found("resnet44").is_shown) == (False, False)
+    assert (found("c1").paired, found("c1").is_shown) == (True, True)

@@ -29,6 +29,8 @@ CASES = {
     "one draw": {"method": "smoothout", "draws": "one", "strength": 0.01},
     "a draw a ghost": GHOST_NOISE,
     "antithetic": GHOST_NOISE | {"antithetic": True},
+    "half of them clean": GHOST_NOISE | {"clean_share": 0.5},
+    "one of them clean": GHOST_NOISE | {"clean_share": 0.25},
     "noise on BatchNorm": GHOST_NOISE | {"perturb_bn": True},
     "noise that stays": {"method": "adasmoothout", "draws": "one", "strength": 0.01, "denoise": False},
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from smoothout.lab.experiments.measuring import sharpness
 from smoothout.lab.experiments.records import Found, Records
@@ -27,7 +28,7 @@ from smoothout.lab.runs import Record
 
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
-    *("sharpness⁴", "paper's", "gradient evaluations", "seconds"),
+    *("loss⁵", "effect on it³", "sharpness⁴", "paper's", "gradient evaluations", "seconds"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
@@ -36,15 +37,31 @@ NOTES = (
     "¹ The best epoch is chosen on the test set itself: it flatters every method, some more than others.",
     "² Ours minus the paper's, in points: of the last epoch, in preset authors of the best one. The paper's are of the "
     "best epoch, as its code reports them.",
-    "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds match); "
-    "in preset authors of the best epoch. "
-    "A difference is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
+    "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds "
+    "match, but not of ResNets, where a seed repeats nothing); in preset authors of the best epoch. A difference "
+    "is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
     "gain only if no run diverged. No interval is corrected for the number of comparisons: without any effect one in "
     "twenty would exclude zero. A single run is compared with the baseline of its seed.",
     "⁴ (C_ε, A)-sharpness in per cent over the training images (of deep networks the first 10,000, at tiny scale 200), "
     "the maximum of several starts; of how many runs the best start converged (the others ended at the limit of "
     "iterations). The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
+    "⁵ After the last epoch, on the images by which accuracy is judged. It also falls where errors are less sure.",
 )
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """How differences of a figure are told, and in which sense they are good."""
+
+    factor: float
+    digits: int
+    better: int
+
+    def told(self, value: float) -> str:
+        return f"{self.factor * value:+.{self.digits}f}"
+
+
+POINTS, LOSS = _Unit(100.0, 2, 1), _Unit(1.0, 3, -1)
 
 
 def sections(
@@ -100,7 +117,9 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
     if group is None:
         state = Cell(f"diverged ({len(failures)} runs)" if failures else "–", "bad" if failures else "faint")
         empty = Cell("–", "faint")
-        return page.Row((name, Cell("0"), state, empty, paper, empty, empty, *last), starts)
+        return page.Row(
+            (name, Cell("0"), state, empty, paper, empty, empty, *last[:2], empty, empty, *last[2:]), starts
+        )
     base = None if row.versus is None else records.group(row.versus)
     effect = None if base is None else compare(base, group, reported)
     cells = (
@@ -110,9 +129,11 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
         _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
-        _effect(effect, base, group, bool(failures)),
+        _effect(base, group, reported, POINTS, bool(failures)),
         last[0],
         _sign(effect, paper_effect, bool(failures)),
+        _loss(group),
+        _effect(base, group, _last_loss, LOSS, bool(failures)),
         _sharpness(records.seeds_of(row.config), sharpness(setting, row.config.model)),
         last[3],
     )
@@ -165,14 +186,25 @@ def _points(value: float | None) -> Cell:
     return Cell("–", "faint") if value is None else Cell(f"{value:+.2f}")
 
 
-def _effect(effect: Difference | None, base: Group | None, group: Group, diverged: bool) -> Cell:
+def _last_loss(record: Record) -> float:
+    return record.last.test_loss
+
+
+def _loss(group: Group) -> Cell:
+    sample = group.sample(_last_loss)
+    return Cell(f"{sample.mean:.3f}" + ("" if sample.sd is None else f" ± {sample.sd:.3f}"))
+
+
+def _effect(base: Group | None, group: Group, value: Callable[[Record], float], unit: _Unit, diverged: bool) -> Cell:
+    effect = None if base is None else compare(base, group, value)
     if effect is None:
-        alike = [] if base is None else pairs(base, group, reported)
-        return Cell(f"{100 * Sample(tuple(alike)).mean:+.2f} (too few runs)" if alike else "–", "faint")
-    text = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
-    if not effect.is_shown or (diverged and effect.mean > 0):
+        alike = [] if base is None else pairs(base, group, value)
+        return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)" if alike else "–", "faint")
+    text = f"{unit.told(effect.mean)} [{unit.told(effect.low)}, {unit.told(effect.high)}]"
+    is_better = unit.better * effect.mean > 0
+    if not effect.is_shown or (diverged and is_better):
         return Cell(text, "faint")
-    return Cell(text, "good" if effect.mean > 0 else "bad")
+    return Cell(text, "good" if is_better else "bad")
 
 
 def _sign(effect: Difference | None, paper: float | None, diverged: bool) -> Cell:

@@ -95,10 +95,6 @@ class GhostStep:
         parts = zip(batch.images.split(sizes), batch.labels.split(sizes))
         return iter([Batch(images, labels, batch.total) for images, labels in parts])
 
-    def ghost_count(self, batch: Batch) -> int:
-        """How many parts `ghosts` gives."""
-        return 1 if self.chunks == 1 else len(ghost_sizes(len(batch.labels), self.chunks))
-
     def backward(self, ghost: Batch, weight: float = 1.0) -> Seen:
         """Add the gradient of a ghost's share of the batch's mean loss, times `weight`, to the gradients."""
         with self.precision():

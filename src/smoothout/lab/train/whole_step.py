@@ -82,7 +82,7 @@ class OneByOne:
 
 
 class Pass(NamedTuple):
-    """A ghost batch, the draw at which it is seen, and its weight in the gradient."""
+    """A ghost batch, the draw at which it is seen (the sign 0: at clean weights), and its weight in the gradient."""
 
     ghost: int
     draw: int
@@ -98,7 +98,8 @@ def passes_of(method: Plain, ghosts: int) -> list[Pass]:
     pairs = method.antithetic and draws % 2 == 0
     which = [(i // 2, -1.0 if i % 2 else 1.0) if pairs else (i, 1.0) for i in range(draws)]
     if method.draws is None:
-        return [Pass(ghost, *which[ghost]) for ghost in range(ghosts)]
+        noisy = method.noisy_ghosts(ghosts)
+        return [Pass(ghost, *which[ghost]) if ghost < noisy else Pass(ghost, 0, 0.0) for ghost in range(ghosts)]
     return [Pass(ghost, draw, sign, 1 / draws) for draw, sign in which for ghost in range(ghosts)]
 
 
