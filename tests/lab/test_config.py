@@ -37,6 +37,11 @@ def test_hash_of_an_old_run_survives_a_new_setting():
     assert Config.from_dict(settings).hash == resolve(epochs=7).hash
 
 
+def test_statistics_of_an_old_run_were_measured_at_clean_weights_or_not():
+    for old, how in ((False, "no"), (True, "clean")):
+        assert Config.from_dict({**resolve().to_dict(), "remeasure_bn": old}) == resolve(remeasure_bn=how)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

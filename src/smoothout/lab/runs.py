@@ -169,7 +169,7 @@ class Record:
         rest: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         rest["last"], rest["best"] = EpochMetrics.from_dict(rest["last"]), EpochMetrics.from_dict(rest["best"])
         rest["provenance"] = Provenance(**rest["provenance"])
-        return cls(config=Config(**settings), **rest)
+        return cls(config=Config.from_dict(settings), **rest)
 
 
 def _commit() -> str | None:

@@ -43,7 +43,7 @@ def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
 def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
-    regime = choice.MEASURED_ANEW.settings
+    regime = choice.AVERAGED.settings
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1, **regime})
     of = partial(configure, OURS, RESNET44, 2048)
     assert choice.lacks_choice(of("adasmoothout"))  # for its baseline
@@ -62,33 +62,31 @@ def test_runs_of_ours_wait_for_their_choice(monkeypatch):
 def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
     of = partial(configure, OURS, RESNET44, 2048)
-    without = [choice.candidates(OURS, RESNET44, 2048, method) for method in choice.OURS]
-    assert {row.config.lr_warmup for rows in without for row in rows} == {0.0}
     assert choice.lacks_choice(replace(of("plain"), preset="ours"))
-    regime = choice.MEASURED_ANEW.settings
+    regime = choice.AVERAGED.settings
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), regime)
     for method in choice.OURS:
-        for other in (choice.AS_THE_TEXT, choice.WARMED_UP):
+        for other in (choice.AS_THE_TEXT, choice.MEASURED_ANEW):
             monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **other.settings})
             assert choice.lacks_choice(replace(of(method), preset="ours"))  # made in another regime
         monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **regime})
         assert not choice.lacks_choice(of(method))
     for method in ("plain", *choice.OURS):
-        assert (of(method).lr_warmup, of(method).remeasure_bn, of(method).preset) == (5.0, True, "ours")
+        assert (of(method).lr_warmup, of(method).remeasure_bn, of(method).preset) == (5.0, "noisy", "ours")
         assert of(method, lr_warmup=0.0).lr_warmup == 0.0
         as_the_text = configure(replace(OURS, preset="paper"), RESNET44, 2048, method)
-        assert (as_the_text.lr_warmup, as_the_text.remeasure_bn) == (0.0, False)
+        assert (as_the_text.lr_warmup, as_the_text.remeasure_bn) == (0.0, "no")
     for method in choice.OURS:
         for row in choice.candidates(OURS, RESNET44, 2048, method):
             assert row.config.lr_warmup == row.versus.lr_warmup == 5.0
-            assert row.config.remeasure_bn is row.versus.remeasure_bn is True
+            assert row.config.remeasure_bn == row.versus.remeasure_bn == "noisy"
     named = [row.label for row in choice.choice(OURS).rows]
     assert len(named) == len(set(named))
 
     baselines = choice.candidates(OURS, RESNET44, 2048, "plain")
-    runs = [as_if_run(r.config, 0.9 + 0.01 * r.config.remeasure_bn) for r in baselines]
+    runs = [as_if_run(r.config, 0.91 if r.config.lr_warmup else 0.9) for r in baselines]
     found = choice.best(OURS, RESNET44, 2048, "plain", Records(runs))
-    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": True}
+    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": "noisy"}
     assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
 

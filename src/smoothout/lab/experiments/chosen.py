@@ -18,5 +18,4 @@ CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
     ("c1", 256, "adasmoothout"): {"strength": 0.15, "strength_schedule": "tanh", "draws": "one"},
     ("c1", 5000, "smoothout"): {"strength": 0.0375, "strength_schedule": "constant", "draws": "one"},
     ("c1", 5000, "adasmoothout"): {"strength": 0.15, "strength_schedule": "constant", "draws": "one"},
-    ("resnet44", 2048, "plain"): {"lr_warmup": 5.0, "remeasure_bn": False},
 }  # by model, batch size and method

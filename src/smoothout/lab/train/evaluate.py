@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from smoothout import SmoothOut
 from smoothout.lab.config import Config
 from smoothout.lab.methods import smoothing
 from smoothout.lab.models.folded import FoldedResNet
@@ -101,8 +102,14 @@ def smoothed_loss(
     epoch: int,
     **how: Any,
 ) -> float:
-    """C̄(w; a): the mean loss with new noise for every batch, from a stream that training never sees."""
-    key = hashlib.blake2b(f"smoothed loss/{config.seed}/{epoch}".encode(), digest_size=7).digest()
+    """C̄(w; a): the mean loss with new noise for every batch."""
+    smooth = noise_apart(config, model, strength, f"smoothed loss/{config.seed}/{epoch}")
+    return evaluate(model, batches, noise=smooth.perturbed, **how).loss
+
+
+def noise_apart(config: Config, model: nn.Module, strength: float, what_for: str) -> SmoothOut:
+    """Noise of training's kind, of a strength that stays, from a stream that training never sees."""
+    key = hashlib.blake2b(what_for.encode(), digest_size=7).digest()
     unscheduled = replace(
         config,
         strength=strength,
@@ -110,6 +117,6 @@ def smoothed_loss(
         strength_schedule="constant",
         strength_warmup=0.0,
         denoise=True,
+        clean_share=0.0,
     )
-    smooth = smoothing(unscheduled, model, steps=1, steps_per_epoch=1)
-    return evaluate(model, batches, noise=smooth.perturbed, **how).loss
+    return smoothing(unscheduled, model, steps=1, steps_per_epoch=1)

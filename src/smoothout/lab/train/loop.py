@@ -39,7 +39,7 @@ from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
-from smoothout.lab.train.statistics import has_statistics, measure_statistics
+from smoothout.lab.train.statistics import Passes, as_in_training, at_clean_weights, has_statistics, measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
@@ -193,7 +193,8 @@ class Trainer:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
-        if self.config.remeasure_bn and self.position.epoch + 1 == self.config.epochs and has_statistics(self.model):
+        is_last = self.position.epoch + 1 == self.config.epochs
+        if self.config.remeasure_bn != "no" and is_last and has_statistics(self.model):
             yield
             self._remeasure_bn()
         metrics = yield from self._judge(strength)
@@ -218,7 +219,11 @@ class Trainer:
         precision, processes = self.update.precision(), self.around.processes
         test = in_numbers(evaluated(self.model, self.test_batches, precision=precision), processes)
         self._as_trained = {"test_loss": test.loss, "test_accuracy": test.accuracy}
-        measure_statistics(self.model, self._for_statistics(), precision, processes)
+        passes: Passes = at_clean_weights(self._for_statistics())
+        if self.config.remeasure_bn == "noisy":
+            training = self.method, self.update, self.batches, self.position.epoch
+            passes = as_in_training(self.model, self.config, *training)
+        measure_statistics(self.model, passes, precision, processes)
 
     def _judge(self, strength: float) -> Generator[None, None, EpochMetrics]:
         config, position, processes = self.config, self.position, self.around.processes
