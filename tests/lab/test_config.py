@@ -38,7 +38,7 @@ def test_hash_of_an_old_run_survives_a_new_setting():
 
 
 def test_statistics_of_an_old_run_were_measured_at_clean_weights_or_not():
-    for old, how in ((False, "no"), (True, "clean")):
+    for old, how in ((False, "no"), (True, "uncut")):
         assert Config.from_dict({**resolve().to_dict(), "remeasure_bn": old}) == resolve(remeasure_bn=how)
 
 
@@ -62,6 +62,8 @@ def test_statistics_of_an_old_run_were_measured_at_clean_weights_or_not():
         ({"draws": "ghost", "ghost_by": "layer"}, "ghost_by='loop' is needed"),
         ({"clean_share": 0.5}, "needs draws='ghost'"),
         ({"clean_share": 0.5, "draws": "ghost", "antithetic": True}, "no antithetic pairs"),
+        ({"clean_share": 0.5, "draws": "ghost"}, "needs several ghost batches"),
+        ({"clean_share": 0.5, "draws": "ghost", "ghost_batch_size": 100}, "needs several ghost batches"),
         ({"clean_share": 1.0, "draws": "ghost"}, "clean_share=1.0: a number from 0 to below 1"),
         ({"scale": "filter"}, "that is method='adasmoothout'"),
         ({"method": "adasmoothout", "scale": "absolute", "strength": 1}, "that is method='smoothout'"),

@@ -106,7 +106,7 @@ def test_a_draw_for_every_ghost(model, batch):
     assert method.smooth.step_count == 1  # one update is one step of the schedule
 
 
-@pytest.mark.parametrize(("share", "clean"), [(0.4, 2), (0.5, 2), (0.9, 4), (0.99, 4)])
+@pytest.mark.parametrize(("share", "clean"), [(0.4, 2), (0.5, 3), (0.9, 4), (0.99, 4)])
 def test_the_last_ghosts_see_clean_weights(model, batch, share, clean):
     before = weights(model)
     method = Smoothed(update_of(model, chunks=5), SmoothOut(model, 0.1), draws=None, clean_share=share)

@@ -88,8 +88,8 @@ class Config:
     seed: int = _setting(0, "Run", "of initialisation, data order and noise alike")
     preset: str = _setting("ours", "Run", "where unnamed settings come from", PRESETS)
     report: str = _setting("last", "Run", "the epoch that counts; both are kept", ("last", "best"))
-    remeasure_bn: str = _setting("no", "Run", "at the end measure BatchNorm's statistics anew over an epoch: at noisy "
-                                 "weights, as in training, or at clean ones", ("no", "noisy", "clean"))  # fmt: skip
+    remeasure_bn: str = _setting("no", "Run", "at the end, BatchNorm's statistics over all training images at clean "
+                                 "weights; uncut: without augmentation", ("no", "clean", "uncut"))  # fmt: skip
     log_smoothed_loss: bool = _setting(False, "Run", "every epoch, the training loss at noise of the current strength")
     amp: str = _setting("none", "Run", "mixed precision", ("none", "bf16", "fp16"))
     channels_last: bool = _setting(False, "Run", "memory format of images and convolutions")
@@ -131,8 +131,8 @@ class Config:
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
         """A saved configuration; a setting that did not exist when it was saved has its default."""
         check_names(settings)
-        if isinstance(settings.get("remeasure_bn"), bool):  # as it was before there were two ways
-            settings = {**settings, "remeasure_bn": "clean" if settings["remeasure_bn"] else "no"}
+        if isinstance(settings.get("remeasure_bn"), bool):  # as it was when there was one way
+            settings = {**settings, "remeasure_bn": "uncut" if settings["remeasure_bn"] else "no"}
         return cls(**settings)
 
 
@@ -330,6 +330,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"clean_share={config.clean_share:g} needs draws='ghost', noise that is taken back, and no antithetic pairs"
         )
+    if config.clean_share and not 0 < 2 * config.ghost_batch_size <= config.batch_size:
+        raise ConfigError(f"clean_share={config.clean_share:g} needs several ghost batches: give ghost_batch_size")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
     if config.remeasure_bn != "no" and config.method in ("swa", "ema"):

@@ -110,7 +110,7 @@ class Smoothed(Plain):
 
     def noisy_ghosts(self, ghosts: int) -> int:
         """How many of so many see noise; one at least."""
-        return max(1, ghosts - round(self.clean_share * ghosts))
+        return max(1, ghosts - int(self.clean_share * ghosts + 0.5))
 
     @property
     def strength(self) -> float:  # pyrefly: ignore[bad-override]

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from smoothout.lab.methods import Plain, StepResult, TrainingImages
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
-from smoothout.lab.train.statistics import at_clean_weights, measure_statistics
+from smoothout.lab.train.statistics import measure_statistics
 
 
 class SharpnessAware(Plain):
@@ -116,8 +116,7 @@ class Averaged(Plain):
             with torch.no_grad():
                 for parameter, mean in zip(parameters, self.average.module.parameters(), strict=True):
                     parameter.copy_(mean)
-            passes = at_clean_weights(training_images())
-            measure_statistics(self._model, passes, self.update.precision(), self.update.processes)
+            measure_statistics(self._model, training_images(), self.update.precision(), self.update.processes)
             yield
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
 def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "smoothout"), raising=False)
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
-    regime = choice.AVERAGED.settings
+    regime = choice.MEASURED_ANEW.settings
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.1, **regime})
     of = partial(configure, OURS, RESNET44, 2048)
     assert choice.lacks_choice(of("adasmoothout"))  # for its baseline
@@ -63,30 +63,30 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
     monkeypatch.delitem(CHOSEN, ("resnet44", 2048, "plain"), raising=False)
     of = partial(configure, OURS, RESNET44, 2048)
     assert choice.lacks_choice(replace(of("plain"), preset="ours"))
-    regime = choice.AVERAGED.settings
+    regime = choice.MEASURED_ANEW.settings
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "plain"), regime)
     for method in choice.OURS:
-        for other in (choice.AS_THE_TEXT, choice.MEASURED_ANEW):
+        for other in (choice.AS_THE_TEXT, choice.UNCUT):
             monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **other.settings})
             assert choice.lacks_choice(replace(of(method), preset="ours"))  # made in another regime
         monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {"strength": 0.1, **regime})
         assert not choice.lacks_choice(of(method))
     for method in ("plain", *choice.OURS):
-        assert (of(method).lr_warmup, of(method).remeasure_bn, of(method).preset) == (5.0, "noisy", "ours")
+        assert (of(method).lr_warmup, of(method).remeasure_bn, of(method).preset) == (5.0, "clean", "ours")
         assert of(method, lr_warmup=0.0).lr_warmup == 0.0
         as_the_text = configure(replace(OURS, preset="paper"), RESNET44, 2048, method)
         assert (as_the_text.lr_warmup, as_the_text.remeasure_bn) == (0.0, "no")
     for method in choice.OURS:
         for row in choice.candidates(OURS, RESNET44, 2048, method):
             assert row.config.lr_warmup == row.versus.lr_warmup == 5.0
-            assert row.config.remeasure_bn == row.versus.remeasure_bn == "noisy"
+            assert row.config.remeasure_bn == row.versus.remeasure_bn == "clean"
     named = [row.label for row in choice.choice(OURS).rows]
     assert len(named) == len(set(named))
 
     baselines = choice.candidates(OURS, RESNET44, 2048, "plain")
     runs = [as_if_run(r.config, 0.91 if r.config.lr_warmup else 0.9) for r in baselines]
     found = choice.best(OURS, RESNET44, 2048, "plain", Records(runs))
-    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": "noisy"}
+    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": "clean"}
     assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
 

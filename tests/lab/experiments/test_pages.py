@@ -48,6 +48,32 @@ def table_1(packed):
     return {row.cells[0].text: dict(zip(section.table.header, row.cells)) for row in section.table.rows}
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "effects"),
+    [
+        (+0.02, -0.3, ("good", "good")),
+        (+0.02, +0.3, ("good", "bad")),
+        (-0.02, +0.3, ("bad", "bad")),
+        (-0.02, -0.3, ("bad", "faint")),  # less sure of everything, and no better
+        (0.0, -0.3, ("faint", "good")),
+    ],
+)
+def test_a_loss_is_better_where_it_falls_and_accuracy_does_not(as_if_run, accuracy, loss, effects):
+    runs = []
+    for method, change, lower in (("plain", 0.0, 0.0), ("smoothout", accuracy, loss)):
+        for seed in range(3):
+            config = configure(Setting(), C1, 5000, method).with_seed(seed)
+            found = as_if_run(config, 0.8 + change + 1e-4 * seed * (1 if method == "plain" else -1))
+            last = replace(found.run.record.last, test_loss=1.0 + lower + 1e-3 * seed)
+            runs.append(replace(found, run=replace(found.run, record=replace(found.run.record, last=last))))
+    table = table_1(Records(runs))
+    row = table["C1, CIFAR-10, batch 5000: SmoothOut"]
+    assert (row["effect³"].tone, row["effect on it⁵"].tone) == effects
+    assert row["loss⁵"].text == f"{1.001 + loss:.3f} ± 0.001"
+    nothing = table["C1, CIFAR-10, batch 256: SmoothOut"]  # no run, and every cell in its column
+    assert (nothing["n"].text, nothing["loss⁵"].text, nothing["paper's"].text) == ("0", "–", "0.0003")
+
+
 def test_a_row_says_what_the_records_say(packed):
     row = table_1(packed)["C1, CIFAR-10, batch 5000: SmoothOut"]
     values, base = accuracies("smoothout", 5000), accuracies("plain", 5000)

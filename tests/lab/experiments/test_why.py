@@ -72,7 +72,7 @@ def test_no_factor_is_judged_by_another_length(as_if_run):
 def test_nothing_is_trained_twice_and_every_baseline_is(monkeypatch, preset):
     for method in ("plain", *choice.OURS):  # with it the baseline of ours is another run than the text's
         strength = {"strength": 0.1} if method != "plain" else {}
-        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {**choice.AVERAGED.settings, **strength})
+        monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), {**choice.MEASURED_ANEW.settings, **strength})
     cases = why._cases(Setting("paper", preset))
     trained = {replace(case.config, preset=preset) for case in cases}
     assert len(trained) == len(cases)

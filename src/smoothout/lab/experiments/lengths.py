@@ -12,8 +12,8 @@ from scipy import stats
 from smoothout.lab.experiments.choice import (
     DEEP_EPOCHS,
     HELD_OUT,
-    MEASURED_ANEW,
     OURS,
+    UNCUT,
     deep_candidates,
     held_out,
     mean_accuracy,
@@ -31,7 +31,7 @@ def lengths(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
     rows: list[Row] = []
     for epochs in SHORT:
-        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, **MEASURED_ANEW.settings)
+        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, **UNCUT.settings)
         rows.append(Row(label(RESNET44, RESNET44.large, "plain", f", {epochs} epochs"), baseline))
         for row in _candidates(setting, epochs):
             rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
@@ -49,7 +49,7 @@ def lengths(setting: Setting) -> Experiment:
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
     """Of both methods, in the regime with strengths from the paper's to four times as much."""
-    return [row for method in OURS for row in deep_candidates(setting, method, MEASURED_ANEW, epochs)]
+    return [row for method in OURS for row in deep_candidates(setting, method, UNCUT, epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:

@@ -6,26 +6,44 @@ from collections.abc import Mapping, Sequence
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Verdict
+from smoothout.lab.experiments.vocabulary import Row, Verdict
 from smoothout.lab.report.groups import FEWEST_RUNS, difference, sense_of
 
-
-def verdicts_on(rows: Mapping[str, Sequence[Config]], records: Records) -> tuple[Verdict, ...]:
-    """By name, over all runs of these configurations, where there are such runs."""
-    found = (_verdict(name, configs, records) for name, configs in rows.items())
-    return tuple(verdict for verdict in found if verdict is not None)
+CLAIM = "statistics measured anew raise the accuracy of the last epoch"
 
 
-def _verdict(name: str, configs: Sequence[Config], records: Records) -> Verdict | None:
-    groups = [group for config in configs if (group := records.group(config)) is not None]
-    runs = [record for group in groups for record in group.records]
-    both = [(run.as_trained, run.last) for run in runs if run.as_trained is not None]
-    if not both:
-        return None
-    claim = f"{name}: statistics measured anew raise the accuracy of the last epoch"
-    before, after = [each["test_accuracy"] for each, _ in both], [last.test_accuracy for _, last in both]
+def verdicts_on(rows: Mapping[str, Config], records: Records) -> tuple[Verdict, ...]:
+    """By name, of those configurations that have such runs."""
+    found = ((name, _changes(config, records)) for name, config in rows.items())
+    return tuple(_verdict(name, *changes) for name, changes in found if changes)
+
+
+def listed(name: str, rows: Sequence[Row], records: Records) -> tuple[Verdict, ...]:
+    """Of several settings the changes one by one: they are no repeats of each other, so nothing is concluded."""
+    told = [
+        f"{row.label.split(': ', 1)[1].split(',')[0]}{_strength(row)} {100 * (after - before):+.2f}"
+        for row in rows
+        for before, after in _changes(row.config, records)
+    ]
+    return (Verdict(f"{name}: {CLAIM}", "one run each", ", ".join(told)),) if told else ()
+
+
+def _strength(row: Row) -> str:
+    return f" {row.config.strength:g}" if row.config.strength else ""
+
+
+def _changes(config: Config, records: Records) -> list[tuple[float, float]]:
+    """Accuracies before and after, of runs that were judged both ways."""
+    group = records.group(config)
+    runs = [] if group is None else group.records
+    return [(run.as_trained["test_accuracy"], run.last.test_accuracy) for run in runs if run.as_trained is not None]
+
+
+def _verdict(name: str, *changes: tuple[float, float]) -> Verdict:
+    claim = f"{name}: {CLAIM}"
+    before, after = zip(*changes)
     change = difference(before, after, paired=True)
-    told = ", ".join(f"{100 * (y - x):+.2f}" for x, y in zip(before, after))
     if change is None or change.n < FEWEST_RUNS:
-        return Verdict(claim, sense_of(change), f"{told} points (n = {len(both)})")
-    return Verdict(claim, sense_of(change), f"{change.in_points()}: {told}")
+        told = ", ".join(f"{100 * (y - x):+.2f}" for x, y in changes)
+        return Verdict(claim, sense_of(change), f"{told} points (n = {len(changes)})")
+    return Verdict(claim, sense_of(change), change.in_points())

@@ -105,7 +105,7 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     named = {f"ResNet44, CIFAR-10: {METHODS[each].title}": resnet44(setting, each) for each in CIFAR[0][3]}
     _, baseline = next(iter(named.items()))
     goals = (verdict_on(name, baseline, config, records) for name, config in named.items() if config != baseline)
-    return (*goals, *remeasured.verdicts_on({name: [config] for name, config in named.items()}, records))
+    return (*goals, *remeasured.verdicts_on(named, records))
 
 
 def table2(setting: Setting) -> Experiment:

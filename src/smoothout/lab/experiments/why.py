@@ -16,8 +16,8 @@ from smoothout.lab.report.groups import compare, reported, sense_of
 from smoothout.lab.runs import Record
 
 EPOCHS = 100
-# So short a training carries the paper's strength and no more: twice as much costs SmoothOut 3.7 points on held-out
-# images, and nothing at 400 epochs (n = 1, `lengths`). So this is the centre, whatever preset ours has chosen for 400.
+# In 100 epochs twice the paper's strength costs SmoothOut 3.7 points on held-out images, at 400 nothing (n = 1,
+# `lengths`). So the paper's is the centre, whatever preset ours has chosen for 400.
 STRENGTH = USUAL["adasmoothout"]
 CENTRE = {"strength": STRENGTH, "strength_schedule": "constant", "clean_share": 0.0}
 BOTH = ("plain", "adasmoothout")

@@ -28,7 +28,7 @@ from smoothout.lab.runs import Record
 
 HEADER = (
     *("", "n", "last epoch", "best epoch¹", "paper", "gap to the paper²", "effect³", "paper's effect", "sign"),
-    *("loss⁵", "effect on it³", "sharpness⁴", "paper's", "gradient evaluations", "seconds"),
+    *("loss⁵", "effect on it⁵", "sharpness⁴", "paper's", "gradient evaluations", "seconds"),
 )
 NOTES = (
     "Mean ± standard deviation over n runs that differ in nothing but their seed; accuracy on the test set unless the "
@@ -45,7 +45,8 @@ NOTES = (
     "⁴ (C_ε, A)-sharpness in per cent over the training images (of deep networks the first 10,000, at tiny scale 200), "
     "the maximum of several starts; of how many runs the best start converged (the others ended at the limit of "
     "iterations). The paper's values come from a solver with a wrong sign: compare the sense, not the value.",
-    "⁵ After the last epoch, on the images by which accuracy is judged. It also falls where errors are less sure.",
+    "⁵ The loss after the last epoch, on the images by which accuracy is judged, and how it differs from the "
+    "baseline's. It also falls where a network is less sure of everything: no gain is claimed where accuracy falls.",
 )
 
 
@@ -133,7 +134,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         last[0],
         _sign(effect, paper_effect, bool(failures)),
         _loss(group),
-        _effect(base, group, _last_loss, LOSS, bool(failures)),
+        _effect(base, group, _last_loss, LOSS, bool(failures) or _is_worse(effect)),
         _sharpness(records.seeds_of(row.config), sharpness(setting, row.config.model)),
         last[3],
     )
@@ -195,14 +196,20 @@ def _loss(group: Group) -> Cell:
     return Cell(f"{sample.mean:.3f}" + ("" if sample.sd is None else f" ± {sample.sd:.3f}"))
 
 
-def _effect(base: Group | None, group: Group, value: Callable[[Record], float], unit: _Unit, diverged: bool) -> Cell:
+def _is_worse(effect: Difference | None) -> bool:
+    """Of accuracy: a loss that falls beside it says that the network is less sure, not that it is better."""
+    return effect is not None and effect.is_shown and effect.mean < 0
+
+
+def _effect(base: Group | None, group: Group, value: Callable[[Record], float], unit: _Unit, no_gain: bool) -> Cell:
+    """How a figure differs from the baseline's; what looks better is not claimed where `no_gain`."""
     effect = None if base is None else compare(base, group, value)
     if effect is None:
         alike = [] if base is None else pairs(base, group, value)
         return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)" if alike else "–", "faint")
     text = f"{unit.told(effect.mean)} [{unit.told(effect.low)}, {unit.told(effect.high)}]"
     is_better = unit.better * effect.mean > 0
-    if not effect.is_shown or (diverged and is_better):
+    if not effect.is_shown or (no_gain and is_better):
         return Cell(text, "faint")
     return Cell(text, "good" if is_better else "bad")
 
@@ -213,7 +220,7 @@ def _sign(effect: Difference | None, paper: float | None, diverged: bool) -> Cel
     if effect is None or not effect.is_shown:
         return Cell("–" if effect is None or effect.n < FEWEST_RUNS else "no difference", "faint")
     if paper is None:
-        return Cell("gain" if effect.mean > 0 else "loss")
+        return Cell("gain" if effect.mean > 0 else "fall")
     return Cell("as the paper's" if effect.mean * paper > 0 else "opposite")
 
 

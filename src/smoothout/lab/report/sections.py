@@ -10,7 +10,16 @@ from smoothout.lab import measurements
 from smoothout.lab.config import Config
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import figures
-from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, compare, difference, has_its_own_seconds
+from smoothout.lab.report.groups import (
+    Difference,
+    Group,
+    Sample,
+    are_pairs,
+    baseline_of,
+    compare,
+    difference,
+    has_its_own_seconds,
+)
 from smoothout.lab.report.page import Cell, Figure, Row, Section, Table
 from smoothout.lab.runs import EpochMetrics, Record
 from smoothout.measure import Sensitivity
@@ -64,7 +73,7 @@ def differences_section(groups: Sequence[Group]) -> Section | None:
         if base is None or base is group:
             continue
         theirs = rises[groups.index(base)]
-        rise = difference(theirs.values, ours.values, base.seeds == group.seeds) if ours and theirs else None
+        rise = difference(theirs.values, ours.values, are_pairs(base, group)) if ours and theirs else None
         with_rise = with_rise or rise is not None
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
         ns |= {f"{d.n} {'pairs of equal seeds' if d.paired else 'runs a side'}" for d in (accuracy, loss, rise) if d}
@@ -94,7 +103,7 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
         theirs = None if base is None else rises[groups.index(base)]
         if base is None or base is group or ours is None or theirs is None:
             continue
-        rise = difference(theirs.values, ours.values, base.seeds == group.seeds)
+        rise = difference(theirs.values, ours.values, are_pairs(base, group))
         accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
         flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
         on_loss = _in_words(loss, group, "higher", "lower", "not measurably different")

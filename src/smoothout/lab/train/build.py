@@ -92,8 +92,7 @@ def training_batches(
     """
     processes = OneProcess() if processes is None else processes
     rest = len(dataset.train) % config.batch_size
-    # Images of several sizes must be cut to one in any case.
-    augment = dataset.evaluate if config.augment == "none" else config.augment
+    augment = _augmentation(config, dataset)
     _check_size(augment, dataset)
     return Batches(
         dataset.train,
@@ -108,6 +107,11 @@ def training_batches(
         channels_last=config.channels_last,
         workers=workers,
     )
+
+
+def _augmentation(config: Config, dataset: Dataset) -> str:
+    """Of the training images. Those of several sizes must be cut to one in any case."""
+    return dataset.evaluate if config.augment == "none" else config.augment
 
 
 def _check_size(augment: str, dataset: Dataset) -> None:
@@ -141,8 +145,9 @@ def judging_batches(
     workers: int | None = None,
     batch_size: int | None = None,
     shuffle: bool = False,
+    augmented: bool = False,
 ) -> Batches:
-    """The images of a split in the files' order, or in one that is always the same, without augmentation."""
+    """The images of a split in the files' order, or in one that is always the same; as they are, or as in training."""
     processes = OneProcess() if processes is None else processes
     images = dataset.train if split == "train" else dataset.test
     size = min(batch_size or EVALUATION_BATCH, len(images))
@@ -152,7 +157,7 @@ def judging_batches(
         images,
         size,
         device=device,
-        augment=dataset.evaluate,
+        augment=_augmentation(config, dataset) if augmented else dataset.evaluate,
         shuffle=shuffle,
         rank=processes.rank,
         world_size=processes.world_size,

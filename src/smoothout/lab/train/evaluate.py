@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from smoothout import SmoothOut
 from smoothout.lab.config import Config
 from smoothout.lab.methods import smoothing
 from smoothout.lab.models.folded import FoldedResNet
@@ -102,14 +101,8 @@ def smoothed_loss(
     epoch: int,
     **how: Any,
 ) -> float:
-    """C̄(w; a): the mean loss with new noise for every batch."""
-    smooth = noise_apart(config, model, strength, f"smoothed loss/{config.seed}/{epoch}")
-    return evaluate(model, batches, noise=smooth.perturbed, **how).loss
-
-
-def noise_apart(config: Config, model: nn.Module, strength: float, what_for: str) -> SmoothOut:
-    """Noise of training's kind, of a strength that stays, from a stream that training never sees."""
-    key = hashlib.blake2b(what_for.encode(), digest_size=7).digest()
+    """C̄(w; a): the mean loss with new noise for every batch, from a stream that training never sees."""
+    key = hashlib.blake2b(f"smoothed loss/{config.seed}/{epoch}".encode(), digest_size=7).digest()
     unscheduled = replace(
         config,
         strength=strength,
@@ -117,6 +110,6 @@ def noise_apart(config: Config, model: nn.Module, strength: float, what_for: str
         strength_schedule="constant",
         strength_warmup=0.0,
         denoise=True,
-        clean_share=0.0,
     )
-    return smoothing(unscheduled, model, steps=1, steps_per_epoch=1)
+    smooth = smoothing(unscheduled, model, steps=1, steps_per_epoch=1)
+    return evaluate(model, batches, noise=smooth.perturbed, **how).loss

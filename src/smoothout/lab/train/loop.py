@@ -39,7 +39,7 @@ from smoothout.lab.train.graph_step import GraphStep
 from smoothout.lab.train.processes import Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
-from smoothout.lab.train.statistics import Passes, as_in_training, at_clean_weights, has_statistics, measure_statistics
+from smoothout.lab.train.statistics import has_statistics, measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.trackers import Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
@@ -219,11 +219,8 @@ class Trainer:
         precision, processes = self.update.precision(), self.around.processes
         test = in_numbers(evaluated(self.model, self.test_batches, precision=precision), processes)
         self._as_trained = {"test_loss": test.loss, "test_accuracy": test.accuracy}
-        passes: Passes = at_clean_weights(self._for_statistics())
-        if self.config.remeasure_bn == "noisy":
-            training = self.method, self.update, self.batches, self.position.epoch
-            passes = as_in_training(self.model, self.config, *training)
-        measure_statistics(self.model, passes, precision, processes)
+        images = self._for_statistics(augmented=self.config.remeasure_bn != "uncut")
+        measure_statistics(self.model, images, precision, processes)
 
     def _judge(self, strength: float) -> Generator[None, None, EpochMetrics]:
         config, position, processes = self.config, self.position, self.around.processes
@@ -263,15 +260,15 @@ class Trainer:
         """The epoch with the best test accuracy, the first of equals."""
         return max(self.history, key=lambda metrics: metrics.test_accuracy)
 
-    def _training_images(self, shuffle: bool = False) -> Iterable[tuple[Tensor, Tensor]]:
-        around, how = self.around, {"split": "train", "shuffle": shuffle}
+    def _training_images(self, **how: Any) -> Iterable[tuple[Tensor, Tensor]]:
+        around = self.around
         return build.judging_batches(
-            self.config, self.dataset, around.device, around.processes, workers=around.workers, **how
+            self.config, self.dataset, around.device, around.processes, "train", workers=around.workers, **how
         )
 
-    def _for_statistics(self) -> Iterable[tuple[Tensor, Tensor]]:
+    def _for_statistics(self, augmented: bool = True) -> Iterable[tuple[Tensor, Tensor]]:
         """Shuffled: in a folder of images a batch would be of one class, and its variances too small."""
-        return self._training_images(shuffle=True)
+        return self._training_images(shuffle=True, augmented=augmented)
 
     def _summed_over_processes(self) -> tuple[list[float], float]:
         sums = self.around.processes.sum(torch.cat([self._losses, self._correct[None]]).double())
