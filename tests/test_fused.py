@@ -59,6 +59,8 @@ def test_destinations_of_another_dtype_get_the_sumrounded_once(noise, scale):
     copies = [torch.empty_like(w, dtype=torch.float16) for w in tensors]
     fused.draw_into(copies, 2, sign=-1.0)
     assert_equal(copies, [s.half() for s in opposite])
+    fused.draw_into(copies, 2, sign=0.0)  # a pass at clean weights beside noisy ones
+    assert_equal(copies, [w.half() for w in tensors])
     with pytest.raises(ValueError, match="have several"):
         fused.draw_into([copies[0].float(), *copies[1:]])
 
