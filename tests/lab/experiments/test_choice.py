@@ -147,3 +147,19 @@ def test_no_preset_but_ours_chooses():
         rows = [EXPERIMENTS[name](replace(OURS, preset=preset)).rows for preset in ("paper", "ours")]
         assert rows[0] == rows[1]
         assert {row.config.preset for row in rows[0]} == {"ours"}
+
+
+def test_what_statistics_measured_anew_change_is_listed_setting_by_setting_and_nothing_concluded(as_if_run):
+    rows = [choice.deep_baseline(OURS, choice.MEASURED_ANEW)]
+    rows += choice.candidates(OURS, RESNET44, 2048, "adasmoothout")
+    runs = []
+    for number, row in enumerate(rows):
+        found = as_if_run(row.config, 0.9)
+        before = {"test_loss": 0.3, "test_accuracy": 0.9 - 0.001 * number}
+        runs.append(replace(found, run=replace(found.run, record=replace(found.run.record, as_trained=before))))
+    (said,) = (v for v in choice.choice(OURS).judge(Records(runs)) if "measured anew raise" in v.claim)
+    assert said.verdict == "one run each"
+    assert said.evidence == (
+        "baseline +0.00; AdaSmoothOut, a = 0.15 +0.10; AdaSmoothOut, a = 0.3 +0.20; AdaSmoothOut, a = 0.3, tanh-falling "
+        "+0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts clean +0.50"
+    )

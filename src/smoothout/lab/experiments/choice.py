@@ -270,7 +270,8 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
             verdicts.append(Verdict(claim, chosen, evidence))
     for regime in (UNCUT, MEASURED_ANEW):
         rows = [deep_baseline(setting, regime), *(r for m in OURS for r in deep_candidates(setting, m, regime))]
-        verdicts += remeasured.listed(f"ResNet44{regime}", rows, records)
+        named = {row.label.split(": ", 1)[1].removesuffix(str(regime)): row.config for row in rows}
+        verdicts += remeasured.listed(f"ResNet44{regime}", named, records)
     return tuple(verdicts)
 
 

@@ -42,7 +42,7 @@ DIGITS = Network("MLP, digits", "mlp", "digits", 48, 480, "mlp", is_convolutiona
 
 IMAGENETTE = "imagenette"
 IMAGENETTE_LARGE = 512  # of its 2,500 training images: 4 ghosts of 128. ResNet18 learns nothing in 60 updates at 2048
-TINY_SMALL, TINY_LARGE, TINY_GHOST = 48, 480, 120  # of the digits' 1,437
+TINY_SMALL, TINY_LARGE = 48, 480  # of the digits' 1,437
 TINY_EPOCHS_OF = 50  # one tiny epoch for so many of the paper's, but two at least
 
 
@@ -86,7 +86,6 @@ def _tiny(setting: Setting, network: Network, batch_size: int, method: str, sett
     epochs = max(2, math.ceil(settings.get("epochs", usual) / TINY_EPOCHS_OF))
     settings = {**settings, "epochs": epochs}
     settings |= {"hold_out": 300} if settings.get("hold_out") else {}
-    settings |= {"ghost_batch_size": TINY_GHOST} if settings.get("clean_share") else {}
     return resolve(
         dataset="digits",
         model=network.tiny_model,

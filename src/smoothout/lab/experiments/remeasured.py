@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Row, Verdict
+from smoothout.lab.experiments.vocabulary import Verdict
 from smoothout.lab.report.groups import FEWEST_RUNS, difference, sense_of
 
 CLAIM = "statistics measured anew raise the accuracy of the last epoch"
@@ -18,18 +18,14 @@ def verdicts_on(rows: Mapping[str, Config], records: Records) -> tuple[Verdict, 
     return tuple(_verdict(name, *changes) for name, changes in found if changes)
 
 
-def listed(name: str, rows: Sequence[Row], records: Records) -> tuple[Verdict, ...]:
+def listed(name: str, rows: Mapping[str, Config], records: Records) -> tuple[Verdict, ...]:
     """Of several settings the changes one by one: they are no repeats of each other, so nothing is concluded."""
     told = [
-        f"{row.label.split(': ', 1)[1].split(',')[0]}{_strength(row)} {100 * (after - before):+.2f}"
-        for row in rows
-        for before, after in _changes(row.config, records)
+        f"{each} {100 * (after - before):+.2f}"
+        for each, config in rows.items()
+        for before, after in _changes(config, records)
     ]
-    return (Verdict(f"{name}: {CLAIM}", "one run each", ", ".join(told)),) if told else ()
-
-
-def _strength(row: Row) -> str:
-    return f" {row.config.strength:g}" if row.config.strength else ""
+    return (Verdict(f"{name}: {CLAIM}", "one run each", "; ".join(told)),) if told else ()
 
 
 def _changes(config: Config, records: Records) -> list[tuple[float, float]]:
