@@ -160,6 +160,6 @@ def test_what_statistics_measured_anew_change_is_listed_setting_by_setting_and_n
     (said,) = (v for v in choice.choice(OURS).judge(Records(runs)) if "measured anew raise" in v.claim)
     assert said.verdict == "one run each"
     assert said.evidence == (
-        "baseline +0.00; AdaSmoothOut, a = 0.15 +0.10; AdaSmoothOut, a = 0.3 +0.20; AdaSmoothOut, a = 0.3, tanh-falling "
-        "+0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts clean +0.50"
+        "baseline +0.00; AdaSmoothOut, a = 0.15 +0.10; AdaSmoothOut, a = 0.3 +0.20; AdaSmoothOut, a = 0.3, "
+        "tanh-falling +0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts clean +0.50"
     )
