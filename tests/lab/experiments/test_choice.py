@@ -161,5 +161,6 @@ def test_what_statistics_measured_anew_change_is_listed_setting_by_setting_and_n
     assert said.verdict == "one run each"
     assert said.evidence == (
         "baseline +0.00; AdaSmoothOut, a = 0.15 +0.10; AdaSmoothOut, a = 0.3 +0.20; AdaSmoothOut, a = 0.3, "
-        "tanh-falling +0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts clean +0.50"
+        "tanh-falling +0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts "
+        "clean +0.50"
     )
