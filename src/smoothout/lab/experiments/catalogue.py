@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from smoothout.lab.config import nearest
+from smoothout.lab.experiments.batchnorm import batchnorm
 from smoothout.lab.experiments.choice import choice
 from smoothout.lab.experiments.claims import claims
 from smoothout.lab.experiments.figure1 import figure1
@@ -35,7 +36,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
     for function in (
         *(table1, table2, table3, table4, table5),
         *(figure1, figure2, figure4, figure5, figure6, figure7, figure8, figure9),
-        *(claims, flatness, ncopy, choice, lengths, why, rates, sam, rivals, rivals_choice),
+        *(claims, flatness, ncopy, choice, lengths, why, rates, batchnorm, sam, rivals, rivals_choice),
     )
 }
 ALL = "all"
