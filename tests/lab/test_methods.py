@@ -115,6 +115,18 @@ def test_the_last_ghosts_see_clean_weights(model, batch, share, clean):
     assert len({tuple(each.tolist()) for each in seen}) == 5 - clean + 1
 
 
+@pytest.mark.parametrize(("share", "noisy"), [(0.0, [0, 0, 1, 1, 2]), (0.4, [0, 0, 1])])
+def test_ghosts_in_turn_share_a_draw(model, batch, share, noisy):
+    before = weights(model)
+    shared = {"draws": None, "clean_share": share, "ghosts_per_draw": 2}
+    method = Smoothed(update_of(model, chunks=5), SmoothOut(model, 0.1), **shared)
+    seen = noisy_weights_of_passes(model, method, batch)
+    of_draw = dict(zip(noisy, seen))
+    assert len({tuple(each.tolist()) for each in [before, *of_draw.values()]}) == len(of_draw) + 1
+    assert all(torch.equal(each, of_draw[draw]) for draw, each in zip(noisy, seen))
+    assert all(torch.equal(each, before) for each in seen[len(noisy) :])
+
+
 def test_n_draws_average_n_gradients_and_cost_n_evaluations(model, batch):
     reference = copy.deepcopy(model)
     smooth = SmoothOut(reference, 0.1, seed=3)

@@ -62,6 +62,7 @@ class Config:
     draws: str = _setting("one", "Method", "noise draws a step: one, ghost (one a ghost batch), or a number")
     antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
     clean_share: float = _setting(0.0, "Method", "with draws=ghost, the share of ghost batches that see no noise")
+    ghosts_per_draw: int = _setting(1, "Method", "with draws=ghost, so many ghost batches in turn share a draw")
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
@@ -273,7 +274,7 @@ def _in_words(kind: Any) -> str:
     return words.get(kind, "whole numbers with commas between them")
 
 
-_AT_LEAST_ONE = ("batch_size", "epochs")
+_AT_LEAST_ONE = ("batch_size", "epochs", "ghosts_per_draw")
 _NOT_NEGATIVE = (
     *("hold_out", "strength", "scale_epsilon", "strength_warmup", "ghost_batch_size"),
     *("lr", "lr_warmup", "lr_decay", "momentum", "weight_decay", "clip"),
@@ -326,12 +327,14 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"draws={config.draws!r}: at least 1 is needed, and with antithetic an even number")
     if config.draws == "ghost" and config.ghost_by == "layer":
         raise ConfigError("draws='ghost' draws noise for every ghost batch, so ghost_by='loop' is needed, not 'layer'")
-    if config.clean_share and (config.draws != "ghost" or config.antithetic or not config.denoise):
-        raise ConfigError(
-            f"clean_share={config.clean_share:g} needs draws='ghost', noise that is taken back, and no antithetic pairs"
-        )
-    if config.clean_share and not 0 < 2 * config.ghost_batch_size <= config.batch_size:
-        raise ConfigError(f"clean_share={config.clean_share:g} needs several ghost batches: give ghost_batch_size")
+    for name in ("clean_share", "ghosts_per_draw"):
+        value = getattr(config, name)
+        if value == getattr(Config, name):
+            continue
+        if config.draws != "ghost" or config.antithetic or not config.denoise:
+            raise ConfigError(f"{name}={value} needs draws='ghost', noise that is taken back, and no antithetic pairs")
+        if not 0 < 2 * config.ghost_batch_size <= config.batch_size:
+            raise ConfigError(f"{name}={value} needs several ghost batches: give ghost_batch_size")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
     if config.remeasure_bn != "no" and config.method in ("swa", "ema"):

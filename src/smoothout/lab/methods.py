@@ -95,6 +95,7 @@ class Smoothed(Plain):
         draws: of noise a step; None: one for every ghost batch, which then sees each image once all the same.
         clean_share: of the ghost batches, which come last and see the weights as they are: the gradient is that of
             C̄ and C mixed (m-RWP of Li et al., 2024).
+        ghosts_per_draw: where draws is None, how many ghosts in turn share one.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Smoothed(Plain):
         draws: int | None = 1,
         antithetic: bool = False,
         clean_share: float = 0.0,
+        ghosts_per_draw: int = 1,
     ) -> None:
         super().__init__(update)
-        self.smooth, self.draws, self.antithetic, self.clean_share = smooth, draws, antithetic, clean_share
+        self.smooth, self.draws, self.antithetic = smooth, draws, antithetic
+        self.clean_share, self.ghosts_per_draw = clean_share, ghosts_per_draw
 
     def noisy_ghosts(self, ghosts: int) -> int:
         """How many of so many see noise; one at least."""
@@ -129,10 +132,11 @@ class Smoothed(Plain):
         backward, ghosts = self.update.backward, self.update.ghosts
         if self.draws is None:
             parts = list(ghosts(batch))
-            count = self.noisy_ghosts(len(parts))
-            with self.smooth.samples(count, self.antithetic and count % 2 == 0) as draws:
-                seen = [backward(ghost) for ghost, _ in zip(parts[:count], draws)]
-            return add_up([*seen, *(backward(ghost) for ghost in parts[count:])])
+            noisy, together = self.noisy_ghosts(len(parts)), self.ghosts_per_draw
+            sharing = [parts[first : min(first + together, noisy)] for first in range(0, noisy, together)]
+            with self.smooth.samples(len(sharing), self.antithetic and len(sharing) % 2 == 0) as draws:
+                seen = [backward(ghost) for group, _ in zip(sharing, draws) for ghost in group]
+            return add_up([*seen, *(backward(ghost) for ghost in parts[noisy:])])
         with self.smooth.samples(self.draws, self.antithetic) as draws:
             seen = add_up(backward(ghost, 1 / self.draws) for _ in draws for ghost in ghosts(batch))
         return Seen(seen.loss, seen.correct / self.draws)
@@ -228,7 +232,8 @@ def scale_of(config: Config) -> Scale:
 
 def _smoothed(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
     smooth = smoothing(config, update.model, steps, steps_per_epoch)
-    return Smoothed(update, smooth, config.draws_number, config.antithetic, config.clean_share)
+    shares = config.clean_share, config.ghosts_per_draw
+    return Smoothed(update, smooth, config.draws_number, config.antithetic, *shares)
 
 
 def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:

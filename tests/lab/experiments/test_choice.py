@@ -94,22 +94,26 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     for batch_size, network in ((256, "c1"), (5000, "c1"), (2048, "resnet44")):
         for method in ("smoothout", "adasmoothout"):
             entry = {"strength": 2 * choice.USUAL[method], "strength_schedule": "tanh", "draws": "one"}
-            entry |= {"clean_share": 0.25} if network == "resnet44" else {}
+            entry |= {"draws": "ghost", "clean_share": 0.25} if network == "resnet44" else {}
             monkeypatch.setitem(CHOSEN, (network, batch_size, method), entry)
     named = {row.label: row.config for row in EXPERIMENTS["why"](OURS).rows if row.config.method != "plain"}
     schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
-    assert set(schedules.values()) == {"constant"}, schedules
-    strengths = {label: config.strength for label, config in named.items() if ", a × " not in label}
-    assert set(strengths.values()) == {0.15}, strengths  # the paper's, of which 100 epochs carry no more
-    assert {label: c.clean_share for label, c in named.items() if c.clean_share} == {
-        label: 0.5 for label in named if "ghosts clean" in label
-    }
-    draws = {label: config.draws for label, config in named.items() if "draw" not in label and "clean" not in label}
-    assert set(draws.values()) == {"one"}, draws
+    assert set(schedules.values()) == {"tanh"}, schedules
+    strengths = {label: config.strength for label, config in named.items() if "the paper's" not in label}
+    assert set(strengths.values()) == {0.3}, strengths
+    by_ghosts = [label for label in named if "ghosts" in label or "one draw" in label]
+    assert {named[label].clean_share for label in named if label not in by_ghosts} == {0.25}
+    assert [(named[each].clean_share, named[each].draws, named[each].ghosts_per_draw) for each in by_ghosts] == [
+        (0.5, "ghost", 1),
+        (0.0, "ghost", 1),
+        (0.0, "one", 1),
+        (0.0, "ghost", 4),
+    ]
+    assert {config.draws for label, config in named.items() if label not in by_ghosts} == {"ghost"}
     for name in ("table3", "table4", "table5"):  # these vary the paper's own strengths
         assert EXPERIMENTS[name](OURS).rows == EXPERIMENTS[name](replace(OURS, preset="paper")).rows
-    factors = [row for row in EXPERIMENTS["why"](OURS).rows if "a × " in row.label]
-    assert [row.config.strength for row in factors] == pytest.approx([0.0375, 0.075, 0.3, 0.6])
+    factors = [row for row in EXPERIMENTS["why"](OURS).rows if "the paper's" in row.label]
+    assert [row.config.strength for row in factors] == pytest.approx([0.0375, 0.075, 0.15, 0.6])
     assert all(row.config.strength_schedule != "tanh" or "tanh" in row.label for row in choice.choice(OURS).rows)
 
 

@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from scipy import stats
 
+from smoothout.lab.config import resolve
 from smoothout.lab.experiments import choice, why
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.report import paper
+from smoothout.lab.report.groups import Group, compare, reported
 
 OURS = Setting("paper", "ours")
 
@@ -77,3 +81,28 @@ def test_nothing_is_trained_twice_and_every_baseline_is(monkeypatch, preset):
     trained = {replace(case.config, preset=preset) for case in cases}
     assert len(trained) == len(cases)
     assert {case.baseline for case in cases} <= {case.config for case in cases}
+
+
+def test_a_study_pools_what_trains_equally_long(as_if_run):
+    def group(accuracies, **settings):
+        config = resolve(model="resnet44", dataset="cifar10", method="plain", **settings)
+        runs = [as_if_run(config.with_seed(seed), accuracy).run for seed, accuracy in enumerate(accuracies)]
+        return Group(config, tuple(runs))
+
+    base, clipped, shorter = group((0.90, 0.91)), group((0.92, 0.94), clip=1.0), group((0.1, 0.9), epochs=1)
+    found = compare(base, clipped, reported, [base, clipped, shorter])
+    expected = stats.ttest_ind((0.92, 0.94), (0.90, 0.91), equal_var=True).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert compare(base, clipped, reported, [shorter]) == compare(base, clipped, reported)
+
+
+def test_table_and_verdict_have_the_interval_of_the_whole_study(as_if_run):
+    preset, clipped = why._cases(OURS)[:2], [case for case in why._cases(OURS) if "clipped" in case.what]
+    values = {preset[0].config: (0.90, 0.91), preset[1].config: (0.92, 0.92), clipped[0].config: (0.88, 0.92)}
+    runs = [as_if_run(config.with_seed(i), value) for config, each in values.items() for i, value in enumerate(each)]
+    experiment, records = why.why(OURS), Records(runs)
+    table, verdicts = paper.sections(experiment, OURS, records, only_measured=True)
+    half = 100 * stats.t.ppf(0.975, 3) * ((0.01**2 / 2 + 0.04**2 / 2) / 3) ** 0.5
+    interval = f"[{1.5 - half:+.2f}, {1.5 + half:+.2f}]"
+    assert any(interval in cell.text for row in table.table.rows for cell in row.cells)
+    assert any(interval in cell.text for row in verdicts.table.rows for cell in row.cells)

@@ -7,7 +7,15 @@ from scipy import stats
 
 from in_process import smoothout
 from smoothout.lab.config import resolve
-from smoothout.lab.report.groups import Difference, Group, Sample, baseline_of, difference, group_runs
+from smoothout.lab.report.groups import (
+    Difference,
+    Group,
+    Sample,
+    baseline_of,
+    difference,
+    group_runs,
+    pooled,
+)
 from smoothout.lab.report.sections import _difference, all_sections, name_of
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
@@ -28,6 +36,16 @@ def test_intervals_are_students():
     expected = stats.ttest_ind(b[:3], a, equal_var=False).confidence_interval(0.95)
     assert (welch.low, welch.high) == pytest.approx((expected.low, expected.high))
     assert difference([1.0], [2.0], paired=True) is None
+
+
+def test_a_spread_in_common_is_that_of_students_test_and_of_more_samples():
+    a, b, c = (1.0, 2.0, 3.5, 2.2), (2.0, 2.5, 5.0), (7.0,)
+    of_two = difference(a, b, spread=pooled(map(Sample, (a, b, c))))
+    expected = stats.ttest_ind(b, a, equal_var=True).confidence_interval(0.95)
+    assert (of_two.low, of_two.high) == pytest.approx((expected.low, expected.high))
+    both = pooled(map(Sample, ((1.0, 3.0), (10.0, 14.0))))
+    assert (both.sd, both.freedom) == (pytest.approx(5**0.5), 2)  # variances 2 and 8
+    assert pooled([Sample((1.0,))]) is None
 
 
 def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():

@@ -31,6 +31,8 @@ CASES = {
     "antithetic": GHOST_NOISE | {"antithetic": True},
     "half of them clean": GHOST_NOISE | {"clean_share": 0.5},
     "one of them clean": GHOST_NOISE | {"clean_share": 0.25},
+    "two share a draw": GHOST_NOISE | {"ghosts_per_draw": 2},
+    "four share a draw": GHOST_NOISE | {"ghosts_per_draw": 4},
     "noise on BatchNorm": GHOST_NOISE | {"perturb_bn": True},
     "noise that stays": {"method": "adasmoothout", "draws": "one", "strength": 0.01, "denoise": False},
 }

@@ -97,7 +97,9 @@ def _introduce(config: Config, asked: dict[str, Any]) -> None:
 
 
 def _draws_in_words(config: Config) -> str:
-    known = {"one": "one draw a step", "ghost": "a draw for every ghost batch"}
+    ghosts = "ghost batch" if config.ghosts_per_draw == 1 else f"{config.ghosts_per_draw} ghost batches"
+    clean = f" but {100 * config.clean_share:g} % of them, which see clean weights" if config.clean_share else ""
+    known = {"one": "one draw a step", "ghost": f"a draw for every {ghosts}{clean}"}
     processes = number_of_processes()
     each = f" in each of {processes} processes" if processes > 1 and not config.shared_noise else ""
     return known.get(config.draws, f"{config.draws} draws a step") + each

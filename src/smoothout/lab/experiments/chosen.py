@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_WARMED_UP: dict[str, Any] = {"lr_warmup": 5.0, "remeasure_bn": "clean"}
+
 CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
     ("f1", 256, "smoothout"): {"strength": 0.0375, "strength_schedule": "linear", "draws": "one"},
     ("f1", 256, "adasmoothout"): {"strength": 0.6, "strength_schedule": "constant", "draws": "one"},
@@ -18,4 +20,19 @@ CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
     ("c1", 256, "adasmoothout"): {"strength": 0.15, "strength_schedule": "tanh", "draws": "one"},
     ("c1", 5000, "smoothout"): {"strength": 0.0375, "strength_schedule": "constant", "draws": "one"},
     ("c1", 5000, "adasmoothout"): {"strength": 0.15, "strength_schedule": "constant", "draws": "one"},
+    ("resnet44", 2048, "plain"): _WARMED_UP,
+    ("resnet44", 2048, "smoothout"): {
+        **_WARMED_UP,
+        "strength": 0.075,
+        "strength_schedule": "constant",
+        "draws": "ghost",
+        "clean_share": 0.5,
+    },
+    ("resnet44", 2048, "adasmoothout"): {
+        **_WARMED_UP,
+        "strength": 0.3,
+        "strength_schedule": "constant",
+        "draws": "ghost",
+        "clean_share": 0.0,
+    },
 }  # by model, batch size and method

@@ -150,6 +150,8 @@ class Experiment:
     Args:
         judge: from records to verdicts, where the experiment is about claims.
         compares_costs: whether its runs were made alike enough for their evaluations and seconds to stand side by side.
+        pools_spread: whether accuracies of rows with few runs each are compared by the deviation that all rows of one
+            length have together.
     """
 
     name: str
@@ -160,3 +162,4 @@ class Experiment:
     notes: tuple[str, ...] = ()
     judge: Callable[[Records], tuple[Verdict, ...]] | None = None
     compares_costs: bool = False
+    pools_spread: bool = False

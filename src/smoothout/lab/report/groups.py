@@ -140,11 +140,34 @@ class Difference:
         return f"{100 * self.mean:+.2f} points [{100 * self.low:+.2f}, {100 * self.high:+.2f}] (n = {self.n})"
 
 
-def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Difference | None:
-    """b − a, by Student's t: of the pairs, or after Welch. None with fewer than two values a side."""
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation that several samples have in common, and its degrees of freedom."""
+
+    sd: float
+    freedom: int
+
+
+def pooled(samples: Iterable[Sample]) -> Spread | None:
+    """Of samples whose means differ and whose deviations do not; None if all are single values."""
+    several = [(sample.n - 1, sample.sd) for sample in samples if sample.sd is not None]
+    freedom = sum(n for n, _ in several)
+    return Spread(math.sqrt(math.fsum(n * sd**2 for n, sd in several) / freedom), freedom) if freedom else None
+
+
+def difference(
+    a: Sequence[float], b: Sequence[float], paired: bool = False, spread: Spread | None = None
+) -> Difference | None:
+    """b − a, by Student's t: of the pairs, with a spread that is given, or after Welch.
+
+    None with fewer than two values a side.
+    """
     if min(len(a), len(b)) < 2:
         return None
-    if paired:
+    if spread is not None:
+        mean, error = Sample(tuple(b)).mean - Sample(tuple(a)).mean, spread.sd * math.sqrt(1 / len(a) + 1 / len(b))
+        freedom, paired = spread.freedom, False
+    elif paired:
         d = Sample(tuple(y - x for x, y in zip(a, b, strict=True)))
         mean, error, freedom = d.mean, (d.sd or 0.0) / math.sqrt(d.n), d.n - 1
     else:
@@ -170,9 +193,15 @@ def reported(record: Record) -> float:
     return record.reported.test_accuracy
 
 
-def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference | None:
-    """How a figure of group b differs from that of group a."""
-    return difference(a.sample(value).values, b.sample(value).values, are_pairs(a, b))
+def compare(a: Group, b: Group, value: Callable[[Record], float], study: Iterable[Group] = ()) -> Difference | None:
+    """How a figure of group b differs from that of group a.
+
+    Args:
+        study: groups of few runs each that are taken to spread alike if they train equally long: their deviation is
+            pooled, and no pairs are made.
+    """
+    spread = pooled(each.sample(value) for each in study if each.config.epochs == b.config.epochs)
+    return difference(a.sample(value).values, b.sample(value).values, are_pairs(a, b), spread)
 
 
 def are_pairs(a: Group, b: Group) -> bool:

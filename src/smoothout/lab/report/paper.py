@@ -81,7 +81,8 @@ def sections(
     made = []
     figures = drawings(experiment, records) if with_table else ()
     if with_table and (rows or figures):
-        cells = [_row(row, i, rows, records, setting) for i, row in enumerate(rows)]
+        study = [group for row in rows if (group := records.group(row.config))] if experiment.pools_spread else []
+        cells = [_row(row, i, rows, records, setting, study) for i, row in enumerate(rows)]
         costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
         both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
         table = Table(HEADER, tuple(both))
@@ -102,7 +103,7 @@ def drawings(experiment: Experiment, records: Records) -> tuple[Figure, ...]:
     return tuple(Figure(to_svg(draw), drawing.caption) for drawing, draw in found if draw is not None)
 
 
-def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setting) -> page.Row:
+def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setting, study: Sequence[Group]) -> page.Row:
     group = records.group(row.config)
     starts = i > 0 and _block(row) != _block(rows[i - 1])
     shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
@@ -122,7 +123,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
             (name, Cell("0"), state, empty, paper, empty, empty, *last[:2], empty, empty, *last[2:]), starts
         )
     base = None if row.versus is None else records.group(row.versus)
-    effect = None if base is None else compare(base, group, reported)
+    effect = None if base is None else compare(base, group, reported, study)
     cells = (
         name,
         Cell(f"{len(group.records)}, {len(failures)} more diverged" if failures else str(len(group.records))),
@@ -130,7 +131,7 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
         _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
-        _effect(base, group, reported, POINTS, bool(failures)),
+        _effect(base, group, reported, POINTS, bool(failures), study),
         last[0],
         _sign(effect, paper_effect, bool(failures)),
         _loss(group),
@@ -201,9 +202,16 @@ def _is_worse(effect: Difference | None) -> bool:
     return effect is not None and effect.is_shown and effect.mean < 0
 
 
-def _effect(base: Group | None, group: Group, value: Callable[[Record], float], unit: _Unit, no_gain: bool) -> Cell:
+def _effect(
+    base: Group | None,
+    group: Group,
+    value: Callable[[Record], float],
+    unit: _Unit,
+    no_gain: bool,
+    study: Sequence[Group] = (),
+) -> Cell:
     """How a figure differs from the baseline's; what looks better is not claimed where `no_gain`."""
-    effect = None if base is None else compare(base, group, value)
+    effect = None if base is None else compare(base, group, value, study)
     if effect is None:
         alike = [] if base is None else pairs(base, group, value)
         return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)" if alike else "–", "faint")

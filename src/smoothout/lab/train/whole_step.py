@@ -98,8 +98,9 @@ def passes_of(method: Plain, ghosts: int) -> list[Pass]:
     pairs = method.antithetic and draws % 2 == 0
     which = [(i // 2, -1.0 if i % 2 else 1.0) if pairs else (i, 1.0) for i in range(draws)]
     if method.draws is None:
-        noisy = method.noisy_ghosts(ghosts)
-        return [Pass(ghost, *which[ghost]) if ghost < noisy else Pass(ghost, 0, 0.0) for ghost in range(ghosts)]
+        noisy, together = method.noisy_ghosts(ghosts), method.ghosts_per_draw
+        draw_of = [which[ghost // together] if ghost < noisy else (0, 0.0) for ghost in range(ghosts)]
+        return [Pass(ghost, *draw) for ghost, draw in enumerate(draw_of)]
     return [Pass(ghost, draw, sign, 1 / draws) for draw, sign in which for ghost in range(ghosts)]
 
 
