@@ -101,15 +101,15 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     assert set(schedules.values()) == {"tanh"}, schedules
     strengths = {label: config.strength for label, config in named.items() if "the paper's" not in label}
     assert set(strengths.values()) == {0.3}, strengths
-    by_ghosts = [label for label in named if "ghosts" in label or "one draw" in label]
-    assert {named[label].clean_share for label in named if label not in by_ghosts} == {0.25}
-    assert [(named[each].clean_share, named[each].draws, named[each].ghosts_per_draw) for each in by_ghosts] == [
+    by_draws = [label for label in named if "draw" in label]
+    assert {named[label].clean_share for label in named if label not in by_draws} == {0.25}
+    assert {named[label].draws for label in named if label not in by_draws} == {"ghost"}
+    assert [(named[each].clean_share, named[each].draws, named[each].ghosts_per_draw) for each in by_draws] == [
         (0.5, "ghost", 1),
         (0.0, "ghost", 1),
         (0.0, "one", 1),
         (0.0, "ghost", 4),
     ]
-    assert {config.draws for label, config in named.items() if label not in by_ghosts} == {"ghost"}
     for name in ("table3", "table4", "table5"):  # these vary the paper's own strengths
         assert EXPERIMENTS[name](OURS).rows == EXPERIMENTS[name](replace(OURS, preset="paper")).rows
     factors = [row for row in EXPERIMENTS["why"](OURS).rows if "the paper's" in row.label]

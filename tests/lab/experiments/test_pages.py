@@ -158,6 +158,29 @@ def test_no_gain_is_claimed_where_runs_diverged(as_if_run):
     assert "1 more diverged" in hidden
 
 
+def test_nothing_is_claimed_against_a_baseline_of_which_runs_diverged(as_if_run):
+    base = smoothed(as_if_run, (0.700, 0.701, 0.702, 0.0), "plain")
+    base[-1] = replace(base[-1], run=replace(base[-1].run, record=None, failure="the loss is nan"))
+    for accuracies in ((0.750, 0.751, 0.753), (0.650, 0.651, 0.653)):
+        runs = [*base, *smoothed(as_if_run, accuracies)]
+        assert row_of(runs[:3] + runs[4:])["effect³"].tone in ("good", "bad")
+        assert (row_of(runs)["effect³"].tone, row_of(runs)["sign"].text) == ("faint", "no claim: runs diverged")
+        assert "**" not in digest([(Setting(), table1(Setting()))], Records(runs)).to_markdown()
+
+
+def test_tables_4_and_5_compare_what_the_paper_reads_from_them(as_if_run):
+    for name, above, below in (("table4", 1, 2), ("table5", 1, 2), ("table5", 3, 4)):
+        experiment = EXPERIMENTS[name](Setting("paper", "authors"))
+        values = {above: (0.920, 0.921, 0.922), below: (0.910, 0.911, 0.912)}
+        runs = [
+            as_if_run(experiment.rows[row].config.with_seed(seed), value)
+            for row, each in values.items()
+            for seed, value in enumerate(each)
+        ]
+        (verdict,) = (v for v in experiment.judge(Records(runs)) if v.verdict != "not measured yet")
+        assert (verdict.verdict, verdict.evidence.split(" [")[0]) == ("holds", "+1.00 points")
+
+
 def test_gains_at_two_batch_sizes_are_compared_over_the_seeds_that_have_both(as_if_run):
     runs = [*smoothed(as_if_run, (0.790, 0.791, 0.792, 0.5), "plain", 256)]
     runs += smoothed(as_if_run, (0.800, 0.802, 0.801), batch_size=256)

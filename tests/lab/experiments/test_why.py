@@ -11,7 +11,7 @@ from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.report import paper
-from smoothout.lab.report.groups import Group, compare, reported
+from smoothout.lab.report.groups import Group, compare, compare_in_study, reported
 
 OURS = Setting("paper", "ours")
 
@@ -29,12 +29,13 @@ def verdicts(as_if_run, accuracies, seeds=3):
 
 
 def test_verdicts_follow_the_records(as_if_run):
-    preset, reset = "as the preset", "optimizer reset every epoch"
+    preset, reset, quarter = "as the preset", "optimizer reset every epoch", "a = 0.25 × the paper's"
     accuracies = {
         (preset, "plain"): (0.90, 0.90),
         (preset, "adasmoothout"): (0.89, 0.90),
         (reset, "plain"): (0.88, 0.90),
         (reset, "adasmoothout"): (0.895, 0.90),
+        (quarter, "adasmoothout"): (0.885, 0.90),
     }
     found = verdicts(as_if_run, accuracies)
     weaker = found[f"The baseline is weaker: {reset}"]
@@ -42,12 +43,31 @@ def test_verdicts_follow_the_records(as_if_run):
     assert "-2.00 points [" in weaker.evidence
     assert found[f"AdaSmoothOut gains: {preset}"].verdict == "the opposite"
     assert found[f"AdaSmoothOut gains: {reset}"].verdict == "gains"
-    (reporting,) = (verdict for claim, verdict in found.items() if "best epoch" in claim)
-    assert reporting.verdict == "holds"
-    assert "+1.00 points" in reporting.evidence
+    more = found[f"AdaSmoothOut gains more than as the preset: {reset}"]
+    assert (more.verdict, more.evidence.split(" [")[0]) == ("holds", "+2.50 points")  # (89.5 − 88) − (89 − 90)
+    less = found[f"AdaSmoothOut gains more than as the preset: {quarter}"]
+    assert (less.verdict, less.evidence.split(" [")[0]) == ("the opposite", "-0.50 points")
+    assert f"AdaSmoothOut gains more than as the preset: {preset}" not in found
     assert found["The baseline is weaker: gradient clipped at 5"].verdict == "not measured yet"
     two = verdicts(as_if_run, accuracies, seeds=2)
     assert {two[claim].verdict for claim in (f"AdaSmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
+
+
+def test_the_best_epoch_flatters_epochs_as_training_left_them(as_if_run):
+    """What is measured anew at the end has no other epochs to be compared with."""
+    plain, ada = (case.config for case in why._cases(OURS)[:2])
+
+    def run(config, seed, best, as_trained):
+        made = as_if_run(config.with_seed(seed), 0.95)  # measured anew, and higher than every epoch
+        epochs = [replace(made.run.metrics[0], test_accuracy=accuracy) for accuracy in (0.1, best, 0.95)]
+        record = replace(made.run.record, as_trained={"test_accuracy": as_trained, "test_loss": 1.0})
+        return replace(made, run=replace(made.run, metrics=tuple(epochs), record=record))
+
+    runs = [run(plain, seed, 0.90, 0.90 + 1e-4 * seed) for seed in range(3)]
+    runs += [run(ada, seed, 0.91 + 1e-4 * seed, 0.90) for seed in range(3)]
+    (reporting,) = (v for v in why.why(OURS).judge(Records(runs)) if "best epoch" in v.claim)
+    assert reporting.verdict == "holds"
+    assert "+1.01 points" in reporting.evidence
 
 
 def test_no_gain_of_the_runs_that_did_not_diverge(as_if_run):
@@ -90,10 +110,23 @@ def test_a_study_pools_what_trains_equally_long(as_if_run):
         return Group(config, tuple(runs))
 
     base, clipped, shorter = group((0.90, 0.91)), group((0.92, 0.94), clip=1.0), group((0.1, 0.9), epochs=1)
-    found = compare(base, clipped, reported, [base, clipped, shorter])
+    found = compare_in_study([clipped], [base], reported, [base, clipped, shorter])
     expected = stats.ttest_ind((0.92, 0.94), (0.90, 0.91), equal_var=True).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert compare(base, clipped, reported, [shorter]) == compare(base, clipped, reported)
+    alone = compare_in_study([clipped], [base], reported, [shorter])
+    assert (alone.low, alone.high) == pytest.approx((compare(base, clipped, reported).low, alone.high))
+
+
+def test_a_row_that_varies_more_than_the_study_is_claimed_by_its_own_interval(as_if_run):
+    cases = why._cases(OURS)
+    (wild,) = (case for case in cases if "a = 4" in case.what)
+    calm = [case for case in cases if case is not wild]
+    runs = [as_if_run(case.config.with_seed(i), 0.90 + 1e-4 * i) for case in calm for i in range(3)]
+    runs += [as_if_run(wild.config.with_seed(i), accuracy) for i, accuracy in enumerate((0.89, 0.92, 0.95))]
+    found = {verdict.claim: verdict for verdict in why.why(OURS).judge(Records(runs))}
+    verdict = found[f"AdaSmoothOut gains: {wild.what}"]
+    assert "[+" in verdict.evidence  # zero is outside the interval of the study
+    assert verdict.verdict == "no difference measured"
 
 
 def test_table_and_verdict_have_the_interval_of_the_whole_study(as_if_run):

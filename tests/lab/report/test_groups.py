@@ -12,6 +12,7 @@ from smoothout.lab.report.groups import (
     Group,
     Sample,
     baseline_of,
+    contrast,
     difference,
     group_runs,
     pooled,
@@ -39,13 +40,28 @@ def test_intervals_are_students():
 
 
 def test_a_spread_in_common_is_that_of_students_test_and_of_more_samples():
-    a, b, c = (1.0, 2.0, 3.5, 2.2), (2.0, 2.5, 5.0), (7.0,)
-    of_two = difference(a, b, spread=pooled(map(Sample, (a, b, c))))
-    expected = stats.ttest_ind(b, a, equal_var=True).confidence_interval(0.95)
+    a, b, c = Sample((1.0, 2.0, 3.5, 2.2)), Sample((2.0, 2.5, 5.0)), Sample((7.0,))
+    of_two = contrast([b], [a], pooled((a, b, c)))
+    expected = stats.ttest_ind(b.values, a.values, equal_var=True).confidence_interval(0.95)
     assert (of_two.low, of_two.high) == pytest.approx((expected.low, expected.high))
     both = pooled(map(Sample, ((1.0, 3.0), (10.0, 14.0))))
     assert (both.sd, both.freedom) == (pytest.approx(5**0.5), 2)  # variances 2 and 8
-    assert pooled([Sample((1.0,))]) is None
+    assert pooled([c]) is None
+    assert contrast([a], [c]) is None
+
+
+def test_a_difference_of_differences():
+    w, x, y, z = (Sample(values) for values in ((1.0, 2.0), (4.0, 8.0, 9.0), (3.0, 3.5), (1.0, 1.2, 1.4)))
+    found = contrast([w, x], [y, z])
+    assert found.mean == pytest.approx(1.5 + 7.0 - 3.25 - 1.2)
+    variances = [sample.sd**2 / sample.n for sample in (w, x, y, z)]
+    freedom = sum(variances) ** 2 / sum(v**2 / (s.n - 1) for v, s in zip(variances, (w, x, y, z)))
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, freedom) * sum(variances) ** 0.5)
+    assert found.n == 2
+    pooled_sd = pooled((w, x, y, z))
+    wide = contrast([w, x], [y, z], pooled_sd)
+    error = pooled_sd.sd * (1 / 2 + 1 / 3 + 1 / 2 + 1 / 3) ** 0.5
+    assert wide.high - wide.mean == pytest.approx(stats.t.ppf(0.975, 6) * error)
 
 
 def test_a_difference_is_shown_only_with_three_runs_and_zero_outside():

@@ -7,7 +7,15 @@ import math
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, Difference, Group, compare, difference, training_seconds
+from smoothout.lab.report.groups import (
+    FEWEST_RUNS,
+    Difference,
+    Group,
+    compare,
+    difference,
+    has_its_own_seconds,
+    training_seconds,
+)
 
 POINTS = 0.5
 MOST_TIME = 1.01  # of the baseline's: clocks agree no better
@@ -47,7 +55,9 @@ def _judged(gain: Difference, time: Difference | None) -> str:
 
 def _time(base: Group, group: Group) -> Difference | None:
     """Of logarithms; None unless all ran on the same device, equally many at once."""
-    if len({(r.provenance.device, r.provenance.together) for r in (*base.records, *group.records)}) > 1:
+    every = (*base.records, *group.records)
+    alike = len({(record.provenance.device, record.provenance.together) for record in every}) == 1
+    if not alike or not all(map(has_its_own_seconds, every)):
         return None
     logs = [[math.log(training_seconds(run)) for run in each.runs] for each in (base, group)]
     return difference(logs[0], logs[1], paired=False)

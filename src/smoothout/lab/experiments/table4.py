@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.networks import RESNET44, as_published, label
+from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.verdicts import on_difference
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.methods import METHODS
+from smoothout.lab.report.groups import reported
 
 
 def table4(setting: Setting) -> Experiment:
@@ -30,4 +36,15 @@ def table4(setting: Setting) -> Experiment:
             row("adasmoothout", "", ada, 92.63),
             row("adasmoothout", " without de-noising, a = 7.5e-4", ada_left, 91.54),
         ),
+        judge=partial(_judge, ((ada_left, ada), (left, smooth))),
+    )
+
+
+def _judge(pairs: tuple[tuple[Config, Config], ...], records: Records) -> tuple[Verdict, ...]:
+    """What the paper reads from the table: rows against each other, not against the baseline."""
+    return tuple(
+        on_difference(
+            f"{METHODS[after.method].title} with de-noising is better than without", before, after, records, reported
+        )
+        for before, after in pairs
     )

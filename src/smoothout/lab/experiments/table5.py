@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.networks import C1, RESNET44, as_published, configure, label
+from smoothout.lab.experiments.networks import C1, RESNET44, Network, as_published, configure, label
+from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.verdicts import on_difference
+from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.methods import METHODS
+from smoothout.lab.report.groups import reported
 
 # (method, what is added to the label, settings, the paper's accuracy on ResNet44)
 VARIANTS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
@@ -35,12 +41,24 @@ def table5(setting: Setting) -> Experiment:
         deep.append((label(RESNET44, RESNET44.large, method, more), resnet44(setting, method, **settings), accuracy))
         config = configure(setting, C1, C1.large, method, **settings)
         shallow.append((label(C1, C1.large, method, more), config, None))
+    configs = {network: [config for _, config, _ in rows] for network, rows in ((RESNET44, deep), (C1, shallow))}
     return Experiment(
         "table5",
         "Table 5: uniform and Gaussian noise, and noise only",
         (*_against_first(deep), *_against_first(shallow)),
         notes=("The rows of C1 are ours: the paper has ResNet44 only.",),
+        judge=partial(_judge, configs),
     )
+
+
+def _judge(configs: Mapping[Network, Sequence[Config]], records: Records) -> tuple[Verdict, ...]:
+    """What the paper reads from the table: rows against each other, not against the baseline."""
+    verdicts = []
+    for network, (_, uniform, gaussian, ada, ada_gaussian, *_) in configs.items():
+        for before, after in ((gaussian, uniform), (ada_gaussian, ada)):
+            claim = f"{network.title}: {METHODS[after.method].title} is better with uniform noise than with Gaussian"
+            verdicts.append(on_difference(claim, before, after, records, reported))
+    return tuple(verdicts)
 
 
 def _against_first(rows: list[tuple[str, Config, float | None]]) -> tuple[Row, ...]:

@@ -48,13 +48,15 @@ def _line(base: Row, experiment: Experiment, setting: Setting, records: Records)
     others = {method: records.group(row.config) for method, row in rows.items()}
     diverged = {method: records.diverged(row.config) for method, row in rows.items()}
     name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}"
-    cells = [_cell(group, others.get(method), diverged.get(method, 0)) for method in COMPARED]
+    is_whole = not records.diverged(base.config)
+    cells = [_cell(group, others.get(method), diverged.get(method, 0), is_whole) for method in COMPARED]
     counts = {len(each.records) for each in (group, *others.values()) if each is not None}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     return page.Row((Cell(name), Cell(n), Cell(percent(group.sample(reported))), *cells))
 
 
-def _cell(base: Group, group: Group | None, diverged: int) -> Cell:
+def _cell(base: Group, group: Group | None, diverged: int, is_whole: bool) -> Cell:
+    """Nothing is claimed against a baseline of which runs diverged, no gain of a method of which some did."""
     lost = f", {diverged} more diverged" if diverged else ""
     if group is None:
         return Cell(f"{diverged} runs diverged" if diverged else "–")
@@ -63,5 +65,5 @@ def _cell(base: Group, group: Group | None, diverged: int) -> Cell:
     if effect is None:
         return Cell(f"{accuracy} (too few runs){lost}")
     change = f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
-    is_claimed = effect.is_shown and not (diverged and effect.mean > 0)
+    is_claimed = effect.is_shown and is_whole and not (diverged and effect.mean > 0)
     return Cell(f"{accuracy}: {change}{lost}", ("good" if effect.mean > 0 else "bad") if is_claimed else "")

@@ -122,18 +122,28 @@ def started(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of b − a with a 95 % interval, over pairs of equal seeds or between the means."""
+    """Mean of b − a with a 95 % interval, over pairs of equal seeds or between the means.
+
+    Args:
+        n: runs, on the side that has fewer.
+        may_be_claimed: False where something beside this interval speaks against it.
+    """
 
     mean: float
     low: float
     high: float
     n: int
     paired: bool
+    may_be_claimed: bool = True
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0.0 or self.high < 0.0  # neither if a value is not finite
 
     @property
     def is_shown(self) -> bool:
         """Whether a difference may be claimed: at least three runs a side, and zero outside the interval."""
-        return self.n >= FEWEST_RUNS and (self.low > 0.0 or self.high < 0.0)  # neither if a value is not finite
+        return self.n >= FEWEST_RUNS and self.excludes_zero and self.may_be_claimed
 
     def in_points(self) -> str:
         """Of accuracies, for a sentence."""
@@ -155,28 +165,33 @@ def pooled(samples: Iterable[Sample]) -> Spread | None:
     return Spread(math.sqrt(math.fsum(n * sd**2 for n, sd in several) / freedom), freedom) if freedom else None
 
 
-def difference(
-    a: Sequence[float], b: Sequence[float], paired: bool = False, spread: Spread | None = None
-) -> Difference | None:
-    """b − a, by Student's t: of the pairs, with a spread that is given, or after Welch.
+def contrast(plus: Sequence[Sample], minus: Sequence[Sample], spread: Spread | None = None) -> Difference | None:
+    """The sum of some means less that of others, by Student's t: with a spread that is given, or after Welch.
 
-    None with fewer than two values a side.
+    None if one of them is a single value.
     """
-    if min(len(a), len(b)) < 2:
+    samples = (*plus, *minus)
+    if min(sample.n for sample in samples) < 2:
         return None
+    mean = math.fsum(sample.mean for sample in plus) - math.fsum(sample.mean for sample in minus)
     if spread is not None:
-        mean, error = Sample(tuple(b)).mean - Sample(tuple(a)).mean, spread.sd * math.sqrt(1 / len(a) + 1 / len(b))
-        freedom, paired = spread.freedom, False
-    elif paired:
-        d = Sample(tuple(y - x for x, y in zip(a, b, strict=True)))
-        mean, error, freedom = d.mean, (d.sd or 0.0) / math.sqrt(d.n), d.n - 1
+        error, freedom = spread.sd * math.sqrt(math.fsum(1 / sample.n for sample in samples)), float(spread.freedom)
     else:
-        x, y = Sample(tuple(a)), Sample(tuple(b))
-        vx, vy = (x.sd or 0.0) ** 2 / x.n, (y.sd or 0.0) ** 2 / y.n
-        mean, error = y.mean - x.mean, math.sqrt(vx + vy)
-        freedom = (vx + vy) ** 2 / (vx**2 / (x.n - 1) + vy**2 / (y.n - 1)) if vx + vy else x.n + y.n - 2
+        variances = [(sample.sd or 0.0) ** 2 / sample.n for sample in samples]
+        error, each = math.sqrt(math.fsum(variances)), [sample.n - 1 for sample in samples]
+        squares = math.fsum(variance**2 / n for variance, n in zip(variances, each))
+        freedom = error**4 / squares if squares else float(sum(each))
     half = float(stdtrit(freedom, 0.975)) * error
-    return Difference(mean, mean - half, mean + half, min(len(a), len(b)), paired)
+    return Difference(mean, mean - half, mean + half, min(sample.n for sample in samples), paired=False)
+
+
+def difference(a: Sequence[float], b: Sequence[float], paired: bool) -> Difference | None:
+    """b − a, by Student's t: of the pairs, or after Welch. None with fewer than two values a side."""
+    if not paired or min(len(a), len(b)) < 2:
+        return contrast([Sample(tuple(b))], [Sample(tuple(a))])
+    d = Sample(tuple(y - x for x, y in zip(a, b, strict=True)))
+    half = float(stdtrit(d.n - 1, 0.975)) * (d.sd or 0.0) / math.sqrt(d.n)
+    return Difference(d.mean, d.mean - half, d.mean + half, d.n, paired)
 
 
 def sense_of(found: Difference | None, more: str = "holds", less: str = "the opposite") -> str:
@@ -193,15 +208,24 @@ def reported(record: Record) -> float:
     return record.reported.test_accuracy
 
 
-def compare(a: Group, b: Group, value: Callable[[Record], float], study: Iterable[Group] = ()) -> Difference | None:
-    """How a figure of group b differs from that of group a.
+def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference | None:
+    """How a figure of group b differs from that of group a."""
+    return difference(a.sample(value).values, b.sample(value).values, are_pairs(a, b))
 
-    Args:
-        study: groups of few runs each that are taken to spread alike if they train equally long: their deviation is
-            pooled, and no pairs are made.
+
+def compare_in_study(
+    plus: Sequence[Group], minus: Sequence[Group], value: Callable[[Record], float], study: Iterable[Group]
+) -> Difference | None:
+    """Sums of means, as `contrast`: the interval is by the spread of all groups of the study that train as long.
+
+    With two or three runs a group its own spread says little. But spreads are not all alike, so that a difference is
+    claimed only if the groups' own say so too.
     """
-    spread = pooled(each.sample(value) for each in study if each.config.epochs == b.config.epochs)
-    return difference(a.sample(value).values, b.sample(value).values, are_pairs(a, b), spread)
+    lengths = {group.config.epochs for group in (*plus, *minus)}
+    spread = pooled(each.sample(value) for each in study if each.config.epochs in lengths)
+    samples = [group.sample(value) for group in plus], [group.sample(value) for group in minus]
+    alone, found = contrast(*samples), contrast(*samples, spread)
+    return None if alone is None or found is None else replace(found, may_be_claimed=alone.excludes_zero)
 
 
 def are_pairs(a: Group, b: Group) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smoothout.lab.experiments.measuring import sharpness
 from smoothout.lab.experiments.records import Found, Records
@@ -16,6 +16,7 @@ from smoothout.lab.report.groups import (
     Group,
     Sample,
     compare,
+    compare_in_study,
     has_its_own_seconds,
     pairs,
     reported,
@@ -123,7 +124,9 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
             (name, Cell("0"), state, empty, paper, empty, empty, *last[:2], empty, empty, *last[2:]), starts
         )
     base = None if row.versus is None else records.group(row.versus)
-    effect = None if base is None else compare(base, group, reported, study)
+    is_whole = row.versus is None or not records.diverged(row.versus)
+    effect = _difference(base, group, reported, is_whole, study)
+    loss = _difference(base, group, _last_loss, is_whole)
     cells = (
         name,
         Cell(f"{len(group.records)}, {len(failures)} more diverged" if failures else str(len(group.records))),
@@ -131,11 +134,11 @@ def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setti
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
         _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
-        _effect(base, group, reported, POINTS, bool(failures), study),
+        _effect(effect, base, group, reported, POINTS, bool(failures)),
         last[0],
-        _sign(effect, paper_effect, bool(failures)),
+        _sign(effect, paper_effect, bool(failures), is_whole),
         _loss(group),
-        _effect(base, group, _last_loss, LOSS, bool(failures) or _is_worse(effect)),
+        _effect(loss, base, group, _last_loss, LOSS, bool(failures) or _is_worse(effect)),
         _sharpness(records.seeds_of(row.config), sharpness(setting, row.config.model)),
         last[3],
     )
@@ -202,16 +205,29 @@ def _is_worse(effect: Difference | None) -> bool:
     return effect is not None and effect.is_shown and effect.mean < 0
 
 
+def _difference(
+    base: Group | None,
+    group: Group,
+    value: Callable[[Record], float],
+    is_whole: bool,
+    study: Sequence[Group] = (),
+) -> Difference | None:
+    """Against the baseline; if that is not whole, as some of its runs diverged, the others are no measure."""
+    if base is None:
+        return None
+    found = compare_in_study([group], [base], value, study) if study else compare(base, group, value)
+    return found if found is None or is_whole else replace(found, may_be_claimed=False)
+
+
 def _effect(
+    effect: Difference | None,
     base: Group | None,
     group: Group,
     value: Callable[[Record], float],
     unit: _Unit,
     no_gain: bool,
-    study: Sequence[Group] = (),
 ) -> Cell:
     """How a figure differs from the baseline's; what looks better is not claimed where `no_gain`."""
-    effect = None if base is None else compare(base, group, value, study)
     if effect is None:
         alike = [] if base is None else pairs(base, group, value)
         return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)" if alike else "–", "faint")
@@ -222,8 +238,8 @@ def _effect(
     return Cell(text, "good" if is_better else "bad")
 
 
-def _sign(effect: Difference | None, paper: float | None, diverged: bool) -> Cell:
-    if diverged and effect is not None and effect.is_shown and effect.mean > 0:
+def _sign(effect: Difference | None, paper: float | None, diverged: bool, is_whole: bool) -> Cell:
+    if effect is not None and ((diverged and effect.is_shown and effect.mean > 0) or not is_whole):
         return Cell("no claim: runs diverged", "faint")
     if effect is None or not effect.is_shown:
         return Cell("–" if effect is None or effect.n < FEWEST_RUNS else "no difference", "faint")
