@@ -76,7 +76,8 @@ def why(setting: Setting) -> Experiment:
         "Intervals of accuracy are by the deviation over seeds that all rows of one length have together, as if it "
         "were the same in each: with two or three runs a row its own says little. It is not the same, so a difference "
         "is claimed only if the interval by the rows' own deviations excludes zero, too.",
-        "Verdicts are on the last epoch in every preset. A strength that rises or falls is about half as large on average as a constant one.",
+        "Verdicts are on the last epoch in every preset. A strength that rises or falls is about half as large on "
+        "average as a constant one.",
         "Every verdict stands for itself: without any effect one in forty would show a gain by chance, which is at "
         "least one in every third study of so many factors.",
     )
