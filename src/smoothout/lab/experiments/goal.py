@@ -6,6 +6,7 @@ import math
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.verdicts import groups_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Verdict
 from smoothout.lab.report.groups import (
     FEWEST_RUNS,
@@ -24,12 +25,10 @@ MOST_TIME = 1.01  # of the baseline's: clocks agree no better
 def verdict_on(name: str, baseline: Config, config: Config, records: Records) -> Verdict:
     """Whether runs of `config` reach it: by the mean, with an interval that excludes zero, and none diverged."""
     claim = f"{name}: {POINTS} points over the baseline in the last epoch, at no more GPU time"
-    lost = records.diverged(baseline, config)
-    if lost:
-        return Verdict(claim, f"not reached: {lost} runs diverged", "")
-    base, group = records.group(baseline), records.group(config)
-    if base is None or group is None:
-        return Verdict(claim, NOT_MEASURED, "")
+    groups = groups_of((baseline, config), records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups if groups == NOT_MEASURED else f"not reached: {groups}", "")
+    base, group = groups
     gain = compare(base, group, lambda record: record.last.test_accuracy)
     if gain is None or gain.n < FEWEST_RUNS:
         return Verdict(claim, "too few runs", "" if gain is None else gain.in_points())

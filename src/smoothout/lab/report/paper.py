@@ -41,7 +41,8 @@ NOTES = (
     "³ Against the row's own baseline, in points, with its 95 % interval (pairs of equal seeds where all seeds "
     "match, but not of ResNets, where a seed repeats nothing); in preset authors of the best epoch. A difference "
     "is claimed, in bold, only with at least three runs a side and zero outside the interval, a "
-    "gain only if no run diverged. No interval is corrected for the number of comparisons: without any effect one in "
+    "gain only if no run diverged, nothing if one of the baseline did. "
+    "No interval is corrected for the number of comparisons: without any effect one in "
     "twenty would exclude zero. A single run is compared with the baseline of its seed.",
     "⁴ (C_ε, A)-sharpness in per cent over the training images (of deep networks the first 10,000, at tiny scale 200), "
     "the maximum of several starts; of how many runs the best start converged (the others ended at the limit of "
