@@ -14,7 +14,7 @@ import torch
 
 from smoothout import measure
 from smoothout.lab.files import read_as, write_atomically
-from smoothout.lab.trained import Trained, accuracy, mean_loss
+from smoothout.lab.trained import OnePass, Trained, mean_loss
 
 WITH_ACCURACY = ("sensitivity", "landscape")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -93,10 +93,13 @@ def take(
     **settings: Any,
 ) -> Measurement:
     """Measure one trained network with the function of that name in `smoothout.measure`."""
-    more: dict[str, Any] = {"accuracy_fn": accuracy} if kind in WITH_ACCURACY else {}
+    one_pass = OnePass()
+    with_accuracy = kind in WITH_ACCURACY
+    more: dict[str, Any] = {"accuracy_fn": one_pass.accuracy} if with_accuracy else {}
+    loss_fn = one_pass.loss if with_accuracy else mean_loss
     started = time.monotonic()
     held, batches = trained.held(split), trained.batches(split)
-    result = _FUNCTIONS[kind](trained.model, mean_loss, held, progress=progress, **more, **settings)
+    result = _FUNCTIONS[kind](trained.model, loss_fn, held, progress=progress, **more, **settings)
     how = {"split": split, "images": len(batches.split), "batch_size": batches.batch_size, **settings}
     how |= _surroundings(trained, started)
     return Measurement(f"{kind}-{split}", result, how)
@@ -111,10 +114,17 @@ def take_interpolation(
     **settings: Any,
 ) -> Measurement:
     """Loss and accuracy on the line from run a (α = 0) to run b (α = 1); kept with run a."""
-    started = time.monotonic()
+    started, one_pass = time.monotonic(), OnePass()
     states = a.model.state_dict(), b.model.state_dict()
     result = measure.interpolate(
-        a.model, *states, mean_loss, a.held(split), alphas, accuracy_fn=accuracy, progress=progress, **settings
+        a.model,
+        *states,
+        one_pass.loss,
+        a.held(split),
+        alphas,
+        accuracy_fn=one_pass.accuracy,
+        progress=progress,
+        **settings,
     )
     how = {
         "split": split,
