@@ -7,7 +7,7 @@ how it is tested on a CPU.
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -296,11 +296,13 @@ class WholeStep:
 
     def _do(self, size: int) -> None:
         """Everything of one update; only operations on the device, of tensors that stay where they are."""
-        rows = self._order.index_select(0, self._within[:size] + self._at * self._batches.batch_size)
-        images, labels = self._batches.gathered(rows, self._uniforms)
         if self._smooth is not None and self._stays:
             self._draw_and_leave(self._smooth.perturbation)
         self._weights.refresh()
+        if size in self._stackable:
+            self._draw_for_stacks()  # before the images are gathered: a GPU does both at once
+        rows = self._order.index_select(0, self._within[:size] + self._at * self._batches.batch_size)
+        images, labels = self._batches.gathered(rows, self._uniforms)
         sizes = ghost_sizes(size, self._update.chunks) if self._update.chunks > 1 else [size]
         passes = passes_of(self._method, len(sizes))
         if size in self._stackable:
@@ -324,15 +326,23 @@ class WholeStep:
         for stack in self._stacks:
             stack.draw(perturbation, left_in=own)
 
+    def _draw_for_stacks(self) -> None:
+        if self._smooth is None or self._stays:
+            return
+        for i, stack in enumerate(self._stacks):
+            with self._turn(i):
+                stack.draw(self._smooth.perturbation)
+
     def _by_stacks(self, images: Tensor, labels: Tensor) -> None:
         count = len(self._stacks)
         for i, (stack, own, right) in enumerate(zip(self._stacks, images.chunk(count), labels.chunk(count))):
-            with self._streams[i % len(self._streams)].turn() if self._streams else nullcontext():
-                if self._smooth is not None and not self._stays:
-                    stack.draw(self._smooth.perturbation)
+            with self._turn(i):
                 stack.go(own, right, self._update.precision())
         for stream in self._streams:
             stream.join()
+
+    def _turn(self, stack: int) -> AbstractContextManager[object]:
+        return self._streams[stack % len(self._streams)].turn() if self._streams else nullcontext()
 
     def _side_by_side(
         self, busy: list[Lane], passes: list[Pass], ghosts: list[tuple[Tensor, Tensor]], size: int
