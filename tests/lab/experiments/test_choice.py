@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from smoothout.lab.cli import reproduce
-from smoothout.lab.experiments import choice, queue
+from smoothout.lab.experiments import choice, finals, queue
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, configure
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.speeds import Speeds
-from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
 
 RESULTS = Path(__file__).parents[3] / "results"
 OURS = Setting("paper", "ours")
@@ -146,8 +146,44 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
     )
 
 
+def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_run):
+    first = choice.candidates(OURS, RESNET44, 2048, "smoothout")
+    last = choice.finalists(OURS, "smoothout")
+    again = next(row for row in last if row.config in {row.config for row in first})
+    baseline = first[0].versus
+
+    def runs(seed, rows, accuracies):
+        made = [as_if_run(row.config.with_seed(seed), value) for row, value in zip(rows, accuracies)]
+        return [*made, as_if_run(baseline.with_seed(seed), 0.9)]
+
+    of_choice = runs(100, first, [0.95 if row.config == again.config else 0.91 for row in first])
+    highest = [0.91 if row is again else 0.92 for row in last]
+    highest[0] = 0.93
+
+    def best(found):
+        return choice.best(OURS, RESNET44, 2048, "smoothout", Records(found))
+
+    assert best(of_choice).row.config == again.config
+    one_seed = of_choice + runs(101, last, highest)
+    assert best(one_seed).row.config == again.config
+    found = best(one_seed + runs(102, last, highest))
+    assert (found.row, found.seeds) == (last[0], (101, 102))  # seed 100, which flatters, has no part in it
+    verdicts = finals.finals(OURS).judge(Records(one_seed + runs(102, last, highest)))
+    assert [v.verdict for v in verdicts[: len(last)]] == ["1 of 4", "4 of 4", "2 of 4", "2 of 4"]
+    assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 2"
+    assert {v.verdict for v in verdicts[len(last) :]} == {NOT_MEASURED}  # AdaSmoothOut's
+
+
+def test_a_finalist_that_diverged_is_out_and_said_to_be(as_if_run):
+    rows = choice.finalists(OURS, "adasmoothout")
+    runs = [as_if_run(row.config, 0.9 + 0.01 * i) for i, row in enumerate(rows)] + [as_if_run(rows[0].versus, 0.9)]
+    runs[2] = replace(runs[2], run=replace(runs[2].run, failure="the loss is nan"))
+    verdicts = finals.finals(OURS).judge(Records(runs))[-len(rows) :]
+    assert [v.verdict for v in verdicts] == ["2 of 2", "1 of 2", "diverged"]
+
+
 def test_no_preset_but_ours_chooses():
-    for name in ("choice", "lengths"):
+    for name in ("choice", "finals", "lengths"):
         rows = [EXPERIMENTS[name](replace(OURS, preset=preset)).rows for preset in ("paper", "ours")]
         assert rows[0] == rows[1]
         assert {row.config.preset for row in rows[0]} == {"ours"}
@@ -162,7 +198,7 @@ def test_what_statistics_measured_anew_change_is_listed_setting_by_setting_and_n
         before = {"test_loss": 0.3, "test_accuracy": 0.9 - 0.001 * number}
         runs.append(replace(found, run=replace(found.run, record=replace(found.run.record, as_trained=before))))
     (said,) = (v for v in choice.choice(OURS).judge(Records(runs)) if "measured anew raise" in v.claim)
-    assert said.verdict == "one run each"
+    assert said.verdict == "run by run"
     assert said.evidence == (
         "baseline +0.00; AdaSmoothOut, a = 0.15 +0.10; AdaSmoothOut, a = 0.3 +0.20; AdaSmoothOut, a = 0.3, "
         "tanh-falling +0.30; AdaSmoothOut, a = 0.3, 50 % of ghosts clean +0.40; AdaSmoothOut, a = 0.6, 50 % of ghosts "

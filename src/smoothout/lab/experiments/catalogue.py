@@ -17,6 +17,7 @@ from smoothout.lab.experiments.figure6 import figure6
 from smoothout.lab.experiments.figure7 import figure7
 from smoothout.lab.experiments.figure8 import figure8
 from smoothout.lab.experiments.figure9 import figure9
+from smoothout.lab.experiments.finals import finals
 from smoothout.lab.experiments.flatness import flatness
 from smoothout.lab.experiments.lengths import lengths
 from smoothout.lab.experiments.ncopy import ncopy
@@ -36,7 +37,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
     for function in (
         *(table1, table2, table3, table4, table5),
         *(figure1, figure2, figure4, figure5, figure6, figure7, figure8, figure9),
-        *(claims, flatness, ncopy, choice, lengths, why, rates, batchnorm, sam, rivals, rivals_choice),
+        *(claims, flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, sam, rivals, rivals_choice),
     )
 }
 ALL = "all"

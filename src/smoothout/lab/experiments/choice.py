@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -80,6 +80,13 @@ MEASURED_ANEW = Regime(
     5.0, "clean", (Way(1), Way(2), Way(2, "tanh-falling"), Way(2, clean_share=0.5), Way(4, clean_share=0.5))
 )
 REGIMES = (AS_THE_TEXT, WARMED_UP, UNCUT, MEASURED_ANEW)
+# One run each cannot tell the best few apart, and the highest of many is flattered: these are chosen from once more,
+# around the best of each method, by the mean of several fresh seeds (`reproduce finals`).
+FINALISTS: dict[str, tuple[Way, ...]] = {
+    "smoothout": tuple(Way(factor, clean_share=share) for factor, share in ((1.5, 0.5), (2, 0.5), (3, 0.5), (3, 0.75))),
+    "adasmoothout": (Way(2), Way(3, clean_share=0.5), Way(4, clean_share=0.5)),
+}
+FINAL_SEEDS = 2  # at least
 RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of SAM, by the usual one
 OURS = ("smoothout", "adasmoothout")
 PLACES: dict[tuple[Network, int], tuple[str, ...]] = {
@@ -176,6 +183,10 @@ def deep_candidates(setting: Setting, method: str, regime: Regime, epochs: int =
     ]
 
 
+def finalists(setting: Setting, method: str) -> list[Row]:
+    return deep_candidates(setting, method, replace(MEASURED_ANEW, ways=FINALISTS[method]))
+
+
 def _by_epoch(setting: Setting) -> tuple[Drawing, ...]:
     """Of the baseline and of both methods at the paper's strength, with warm-up and without."""
 
@@ -212,12 +223,39 @@ class Best:
 
 
 def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Best | None:
-    """The candidate with the highest mean accuracy, the first of equals, over the seeds that all and the baseline have.
+    """The candidate with the highest mean accuracy; of ResNet44's finalists, once those have been tried."""
+    if network is RESNET44 and method in FINALISTS:
+        found = _best_of(finalists(setting, method), records)
+        if found is not None and len(found.seeds) >= FINAL_SEEDS:
+            return found
+    return _best_of(candidates(setting, network, batch_size, method), records)
 
-    None if there is no such seed. A candidate of which a run diverged is out.
+
+def _best_of(every: Sequence[Row], records: Records) -> Best | None:
+    """The first of equals."""
+    found = standing(every, records)
+    if found is None:
+        return None
+    highest = max(found.accuracies)
+    return Best(found.rows[found.accuracies.index(highest)], highest, found.baseline, found.seeds)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Candidates and their mean accuracies on held-out images, and the baseline's, over these seeds."""
+
+    rows: tuple[Row, ...]
+    accuracies: tuple[float, ...]
+    baseline: float
+    seeds: tuple[int, ...]
+
+
+def standing(every: Sequence[Row], records: Records) -> Standing | None:
+    """Over the seeds that all candidates and the baseline have; None if there is no such seed.
+
+    A candidate of which a run diverged is out.
     """
-    every = candidates(setting, network, batch_size, method)
-    rows = [row for row in every if not any(found.failure for found in records.seeds_of(row.config))]
+    rows = tuple(row for row in every if not any(found.failure for found in records.seeds_of(row.config)))
     baseline = records.group(every[0].versus or every[0].config)
     groups = [records.group(row.config) for row in rows]
     known = [group for group in (baseline, *groups) if group is not None]
@@ -227,8 +265,7 @@ def best(setting: Setting, network: Network, batch_size: int, method: str, recor
     if not rows or not seeds:
         return None
     of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in known)
-    highest = max(accuracies)
-    return Best(rows[accuracies.index(highest)], highest, of_baseline, seeds)
+    return Standing(rows, tuple(accuracies), of_baseline, seeds)
 
 
 def lacks_choice(config: Config) -> bool:

@@ -25,7 +25,7 @@ def listed(name: str, rows: Mapping[str, Config], records: Records) -> tuple[Ver
         for each, config in rows.items()
         for before, after in _changes(config, records)
     ]
-    return (Verdict(f"{name}: {CLAIM}", "one run each", "; ".join(told)),) if told else ()
+    return (Verdict(f"{name}: {CLAIM}", "run by run", "; ".join(told)),) if told else ()
 
 
 def _changes(config: Config, records: Records) -> list[tuple[float, float]]:
