@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -56,16 +56,19 @@ def plot_sharpness(results: Mapping[str, Sharpness], ax: Any = None) -> Any:
     return ax
 
 
-def plot_sensitivity(results: Mapping[str, Sensitivity], ax: Any = None, *, log: bool = False) -> Any:
+def plot_sensitivity(
+    results: Mapping[str, Sensitivity], ax: Any = None, *, log: bool = False, colours: Sequence[str] = COLOURS
+) -> Any:
     """C̄ over a, with a band of one spread on each side.
 
     Args:
         log: a logarithmic loss axis, for curves that end far above where they start.
+        colours: of the curves, in their order.
     """
     scales = {result.scale for result in results.values()}
     label = SCALES.get(scales.pop(), "strength a") if len(scales) == 1 else "strength a"
     ax = _prepared(ax, label, "mean loss under noise")
-    for style, (name, result) in zip(_styles(), results.items()):
+    for style, (name, result) in zip(_styles(colours), results.items()):
         ax.plot(result.strengths, result.losses, **style, marker="o", markersize=3.5, label=name or None)
         if result.draws > 1:
             low = np.subtract(result.losses, result.spreads)
@@ -111,17 +114,23 @@ def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, 
 
 
 def plot_landscape(
-    results: Mapping[str, Landscape], ax: Any = None, *, surface: bool = False, log: bool = False
+    results: Mapping[str, Landscape],
+    ax: Any = None,
+    *,
+    surface: bool = False,
+    log: bool = False,
+    colours: Sequence[str] = COLOURS,
 ) -> Any:
     """1-D: curves with a band over the directions, several results in one plot. 2-D: one result's contours.
 
     Args:
         surface: 2-D as a surface in three dimensions.
-        log: colours, or the loss axis, by the loss's logarithm.
+        log: contours, or the loss axis, by the loss's logarithm.
+        colours: of the curves, in their order.
     """
     dims = {result.dims for result in results.values()}
     if dims == {1}:
-        return _landscape_lines(results, ax, log)
+        return _landscape_lines(results, ax, log, colours)
     if len(results) != 1:
         raise ValueError("2-D landscapes do not overlay: plot them one by one, each on its own axes")
     ((name, result),) = results.items()
@@ -131,9 +140,9 @@ def plot_landscape(
     return ax
 
 
-def _landscape_lines(results: Mapping[str, Landscape], ax: Any, log: bool) -> Any:
+def _landscape_lines(results: Mapping[str, Landscape], ax: Any, log: bool, colours: Sequence[str]) -> Any:
     ax = _prepared(ax, "distance along a filter-normalised direction", "loss")
-    for style, (name, result) in zip(_styles(), results.items()):
+    for style, (name, result) in zip(_styles(colours), results.items()):
         ax.plot(result.coordinates, result.losses, **style, label=name or None)
         if len(result.curves) > 1:
             low, high = np.min(result.curves, axis=0), np.max(result.curves, axis=0)
@@ -177,7 +186,7 @@ def _heights(result: Landscape, log: bool) -> np.ndarray:
 def plot_curvature(results: Mapping[str, Curvature], ax: Any = None) -> Any:
     """The leading eigenvalues by rank; traces, with their error bars, in the legend."""
     ax = _prepared(ax, "rank", "eigenvalue of the Hessian")
-    for style, (name, result) in zip(_styles(), results.items()):
+    for style, (name, result) in zip(_styles(COLOURS), results.items()):
         ranks = range(1, len(result.eigenvalues) + 1)
         trace = f"trace {result.trace:.4g} ± {result.trace_error:.2g}"
         label = ", ".join([*([name] if name else []), trace, *([] if result.converged else ["not converged"])])
@@ -213,9 +222,9 @@ def _prepared(ax: Any, x_label: str, y_label: str, size: tuple[float, float] = (
     return ax
 
 
-def _styles() -> Any:
+def _styles(colours: Sequence[str]) -> Any:
     """Colours and line styles together, without end."""
-    for colour, line in zip(cycle(COLOURS), cycle(LINES)):
+    for colour, line in zip(cycle(colours), cycle(LINES)):
         yield {"color": colour, "linestyle": line, "linewidth": 1.6}
 
 

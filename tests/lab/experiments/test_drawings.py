@@ -1,15 +1,18 @@
 """Pictures of training: means over seeds, epoch by epoch, of the runs there are."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.table2 import resnet44, table2
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Setting
+from smoothout.lab.report import figures
 from smoothout.lab.report.paper_figures import drawn, to_png
 from smoothout.measure import plots
 
+RESULTS = Path(__file__).parents[3] / "results"
 METHODS = ("plain", "smoothout", "adasmoothout")
 
 
@@ -41,3 +44,15 @@ def test_epoch_by_epoch(records, kind, plain):
     assert list(lines["plain (n = 2)"].get_ydata()) == pytest.approx(plain)
     assert to_png(draw).startswith(b"\x89PNG")
     assert drawn(Drawing(kind, "", curves[2:]), records) is None
+
+
+def test_a_method_has_one_colour_in_all_pictures_of_an_experiment(tmp_path):
+    """Of the kept runs, of which one picture shows training and the other measurements."""
+    records = Records.read([], [RESULTS / "table2-ours.jsonl"], tmp_path)
+    for drawing in table2(Setting("paper", "ours")).drawings:
+        axes = plots.new_axes()
+        drawn(drawing, records)(axes)
+        colours = {line.get_label().split(" (")[0]: line.get_color() for line in axes.get_lines()}
+        assert colours == {
+            name: figures.COLOURS[method] for name, method in zip(("baseline", "SmoothOut", "AdaSmoothOut"), METHODS)
+        }

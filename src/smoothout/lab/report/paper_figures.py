@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -32,11 +32,12 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
     results = results_of(drawing, records)
     if not results:
         return None
+    how: dict[str, Any] = {"log": _spans_decades(results), "colours": _colours(drawing, results)}
     kinds: dict[str, Callable[[Mapping[str, Any], Any], object]] = {
         "interpolation": plots.plot_interpolation,
-        "loss under noise": lambda results, axes: plots.plot_sensitivity(results, axes, log=_spans_decades(results)),
+        "loss under noise": lambda results, axes: plots.plot_sensitivity(results, axes, **how),
         "accuracy under noise": _draw_accuracy,
-        "landscape": lambda results, axes: plots.plot_landscape(results, axes, log=_spans_decades(results)),
+        "landscape": lambda results, axes: plots.plot_landscape(results, axes, **how),
     }
 
     def draw(axes: Any) -> None:
@@ -55,6 +56,14 @@ def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
                 results[f"{curve.label} (seed {found.run.config.seed})"] = result
                 break
     return results
+
+
+def _colours(drawing: Drawing, results: Mapping[str, Any]) -> Sequence[str]:
+    """One a method, the same in every picture, where methods are what is compared."""
+    methods = {curve.label: curve.config.method for curve in drawing.curves}
+    if len(set(methods.values())) < len(drawing.curves):
+        return plots.COLOURS
+    return [figures.COLOURS[methods[label.rpartition(" (seed ")[0]]] for label in results]
 
 
 def to_png(draw: Draw) -> bytes:
