@@ -93,10 +93,10 @@ def take(
     **settings: Any,
 ) -> Measurement:
     """Measure one trained network with the function of that name in `smoothout.measure`."""
-    one_pass = OnePass()
-    with_accuracy = kind in WITH_ACCURACY
-    more: dict[str, Any] = {"accuracy_fn": one_pass.accuracy} if with_accuracy else {}
-    loss_fn = one_pass.loss if with_accuracy else mean_loss
+    loss_fn, more = mean_loss, {}
+    if kind in WITH_ACCURACY:
+        one_pass = OnePass()
+        loss_fn, more = one_pass.loss, {"accuracy_fn": one_pass.accuracy}
     started = time.monotonic()
     held, batches = trained.held(split), trained.batches(split)
     result = _FUNCTIONS[kind](trained.model, loss_fn, held, progress=progress, **more, **settings)

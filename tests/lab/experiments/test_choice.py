@@ -28,15 +28,15 @@ def kept(tmp_path_factory):
 
 def test_what_is_entered_is_the_best_on_held_out_images(kept):
     for (model, batch_size, method), settings in CHOSEN.items():
-        found = choice.best(OURS, NETWORKS[model], batch_size, method, kept)
+        found = choice.decided(OURS, NETWORKS[model], batch_size, method, kept)
         assert found is not None, f"not all candidates of {model}, {batch_size}, {method} are in results/choice*.jsonl"
-        assert choice.what_is_chosen(found.row.config) == settings
+        assert choice.what_is_chosen(found.best.config) == settings
 
 
 def test_every_place_whose_candidates_were_all_judged_is_entered(kept):
     for (network, batch_size), methods in choice.PLACES.items():
         for method in methods:
-            is_known = choice.best(OURS, network, batch_size, method, kept) is not None
+            is_known = choice.decided(OURS, network, batch_size, method, kept) is not None
             assert is_known == ((network.model, batch_size, method) in CHOSEN)
 
 
@@ -85,8 +85,8 @@ def test_what_the_baseline_chose_holds_for_every_method(monkeypatch, as_if_run):
 
     baselines = choice.candidates(OURS, RESNET44, 2048, "plain")
     runs = [as_if_run(r.config, 0.91 if r.config.lr_warmup else 0.9) for r in baselines]
-    found = choice.best(OURS, RESNET44, 2048, "plain", Records(runs))
-    assert choice.what_is_chosen(found.row.config) == {"lr_warmup": 5.0, "remeasure_bn": "clean"}
+    found = choice.decided(OURS, RESNET44, 2048, "plain", Records(runs))
+    assert choice.what_is_chosen(found.best.config) == {"lr_warmup": 5.0, "remeasure_bn": "clean"}
     assert (found.accuracy, found.baseline) == pytest.approx((0.91, 0.9))
 
 
@@ -134,16 +134,15 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
 
     baseline = as_if_run(choice.held_out(OURS, C1, 5000, "plain"), 0.9)
     everything = [*(as_if_run(row.config, accuracy) for row, accuracy in zip(rows, accuracies)), baseline]
-    assert choice.best(OURS, C1, 5000, "smoothout", Records(everything)).row == rows[6]
-    assert choice.best(OURS, C1, 5000, "smoothout", Records(everything[1:])) is None
+    assert choice.decided(OURS, C1, 5000, "smoothout", Records(everything)).best == rows[6]
+    assert choice.decided(OURS, C1, 5000, "smoothout", Records(everything[1:])) is None
     second_seed = as_if_run(rows[0].config.with_seed(1), 0.99)
-    of_one = choice.best(OURS, C1, 5000, "smoothout", Records([*everything, second_seed]))
-    assert (of_one.row, of_one.seeds) == (rows[6], (0,))  # a seed that the others lack does not count
+    of_one = choice.decided(OURS, C1, 5000, "smoothout", Records([*everything, second_seed]))
+    assert (of_one.best, of_one.seeds) == (rows[6], (0,))  # a seed that the others lack does not count
     assert (of_one.accuracy, of_one.baseline) == pytest.approx((0.76, 0.9))
     diverged = replace(everything[6], run=replace(everything[6].run, failure="the loss is nan"))
-    assert (
-        choice.best(OURS, C1, 5000, "smoothout", Records([*everything[:6], diverged, *everything[7:]])).row == rows[5]
-    )
+    without = Records([*everything[:6], diverged, *everything[7:]])
+    assert choice.decided(OURS, C1, 5000, "smoothout", without).best == rows[5]
 
 
 def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_run):
@@ -160,14 +159,14 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     highest = [0.91 if row is again else 0.92 for row in last]
     highest[0] = 0.93
 
-    def best(found):
-        return choice.best(OURS, RESNET44, 2048, "smoothout", Records(found))
+    def decided(found):
+        return choice.decided(OURS, RESNET44, 2048, "smoothout", Records(found))
 
-    assert best(of_choice).row.config == again.config
+    assert decided(of_choice).best.config == again.config
     one_seed = of_choice + runs(101, last, highest)
-    assert best(one_seed).row.config == again.config
-    found = best(one_seed + runs(102, last, highest))
-    assert (found.row, found.seeds) == (last[0], (101, 102))  # seed 100, which flatters, has no part in it
+    assert decided(one_seed).best.config == again.config
+    found = decided(one_seed + runs(102, last, highest))
+    assert (found.best, found.seeds) == (last[0], (101, 102))  # seed 100, which flatters, has no part in it
     verdicts = finals.finals(OURS).judge(Records(one_seed + runs(102, last, highest)))
     assert [v.verdict for v in verdicts[: len(last)]] == ["1 of 4", "2 of 4", "4 of 4", "2 of 4"]
     assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 2"

@@ -210,53 +210,35 @@ def _by_epoch(setting: Setting) -> tuple[Drawing, ...]:
 
 
 @dataclass(frozen=True)
-class Best:
-    """A candidate, and the mean accuracies on held-out images, its and the baseline's, over these seeds.
+class Standing:
+    """Candidates, and the mean accuracies on held-out images, theirs and the baseline's, over these seeds.
 
     Where the baseline chooses, it is held against the first candidate, which trains as the text says.
     """
-
-    row: Row
-    accuracy: float
-    baseline: float
-    seeds: tuple[int, ...]
-
-
-def best(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Best | None:
-    """The candidate with the highest mean accuracy; of ResNet44's finalists, once those have been tried."""
-    if network is RESNET44 and method in FINALISTS:
-        found = _best_of(finalists(setting, method), records)
-        if found is not None and len(found.seeds) >= FINAL_SEEDS:
-            return found
-    return _best_of(candidates(setting, network, batch_size, method), records)
-
-
-def _best_of(every: Sequence[Row], records: Records) -> Best | None:
-    """The first of equals."""
-    found = standing(every, records)
-    if found is None:
-        return None
-    highest = max(found.accuracies)
-    return Best(found.rows[found.accuracies.index(highest)], highest, found.baseline, found.seeds)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Candidates and their mean accuracies on held-out images, and the baseline's, over these seeds."""
 
     rows: tuple[Row, ...]
     accuracies: tuple[float, ...]
     baseline: float
     seeds: tuple[int, ...]
 
+    @property
+    def best(self) -> Row:
+        """The first of equals."""
+        return self.rows[self.accuracies.index(self.accuracy)]
 
-def standing(every: Sequence[Row], records: Records) -> Standing | None:
+    @property
+    def accuracy(self) -> float:
+        """Of the best."""
+        return max(self.accuracies)
+
+
+def standing(candidates: Sequence[Row], records: Records) -> Standing | None:
     """Over the seeds that all candidates and the baseline have; None if there is no such seed.
 
     A candidate of which a run diverged is out.
     """
-    rows = tuple(row for row in every if not any(found.failure for found in records.seeds_of(row.config)))
-    baseline = records.group(every[0].versus or every[0].config)
+    rows = tuple(row for row in candidates if not records.diverged(row.config))
+    baseline = records.group(candidates[0].versus or candidates[0].config)
     groups = [records.group(row.config) for row in rows]
     known = [group for group in (baseline, *groups) if group is not None]
     if baseline is None or len(known) <= len(rows):
@@ -266,6 +248,15 @@ def standing(every: Sequence[Row], records: Records) -> Standing | None:
         return None
     of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in known)
     return Standing(rows, tuple(accuracies), of_baseline, seeds)
+
+
+def decided(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Standing | None:
+    """The candidates that preset `ours` takes the best of: ResNet44's finalists, once those have been tried."""
+    if network is RESNET44 and method in FINALISTS:
+        found = standing(finalists(setting, method), records)
+        if found is not None and len(found.seeds) >= FINAL_SEEDS:
+            return found
+    return standing(candidates(setting, network, batch_size, method), records)
 
 
 def lacks_choice(config: Config) -> bool:
@@ -295,11 +286,11 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     for (network, batch_size), methods in PLACES.items():
         for method in methods:
             claim = f"{label(network, batch_size, method)}: the best of its candidates on held-out images"
-            found = best(setting, network, batch_size, method, records)
+            found = decided(setting, network, batch_size, method, records)
             if found is None:
                 verdicts.append(Verdict(claim, NOT_MEASURED, ""))
                 continue
-            chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.row.config).items())
+            chosen = ", ".join(f"{name} {value}" for name, value in what_is_chosen(found.best.config).items())
             other = "as the text trains" if method == "plain" else "of the baseline"
             evidence = (
                 f"{100 * found.accuracy:.2f} % against {100 * found.baseline:.2f} % {other}, n = {len(found.seeds)}"

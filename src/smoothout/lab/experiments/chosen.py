@@ -1,8 +1,8 @@
 """What preset `ours` adds to a network's rows: chosen on training images held out, never on the test set.
 
-`smoothout reproduce choice --preset ours` makes the runs and says which candidate is the best of each network, batch
-size and method; that is entered here, with the date in docs/log.md, and a test compares it with the records. Nothing
-here: the preset's own values.
+`smoothout reproduce choice --preset ours` makes the runs (`reproduce finals` those of ResNet44's best few, with more
+seeds) and says which candidate is the best of each network, batch size and method; that is entered here, with the date
+in docs/log.md, and a test compares it with the records. Nothing here: the preset's own values.
 """
 
 from __future__ import annotations

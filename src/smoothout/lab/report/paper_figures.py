@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.vocabulary import Drawing
+from smoothout.lab.experiments.vocabulary import Curve, Drawing
 from smoothout.lab.report import figures
 from smoothout.lab.runs import EpochMetrics
 from smoothout.measure import plots
@@ -29,10 +29,11 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
         return draw_low_pass
     if drawing.kind in BY_EPOCH:
         return _drawn_by_epoch(drawing, records)
-    results = results_of(drawing, records)
+    measured = _measured(drawing, records)
+    results = {f"{curve.label} (seed {seed})": result for curve, seed, result in measured}
     if not results:
         return None
-    how: dict[str, Any] = {"log": _spans_decades(results), "colours": _colours(drawing, results)}
+    how: dict[str, Any] = {"log": _spans_decades(results), "colours": _colours(drawing, [each[0] for each in measured])}
     kinds: dict[str, Callable[[Mapping[str, Any], Any], object]] = {
         "interpolation": plots.plot_interpolation,
         "loss under noise": lambda results, axes: plots.plot_sensitivity(results, axes, **how),
@@ -46,24 +47,23 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
     return draw
 
 
-def results_of(drawing: Drawing, records: Records) -> dict[str, Any]:
-    """The measurements of a drawing's curves, by label: of the first seed that has one."""
-    results = {}
+def _measured(drawing: Drawing, records: Records) -> list[tuple[Curve, int, Any]]:
+    """Of a drawing's curves those that are measured, the first seed that is, and its result."""
+    found = []
     for curve in drawing.curves:
-        for found in records.seeds_of(curve.config):
-            result = None if curve.of is None else found.answer(curve.of)
+        for run in records.seeds_of(curve.config):
+            result = None if curve.of is None else run.answer(curve.of)
             if result is not None:
-                results[f"{curve.label} (seed {found.run.config.seed})"] = result
+                found.append((curve, run.run.config.seed, result))
                 break
-    return results
+    return found
 
 
-def _colours(drawing: Drawing, results: Mapping[str, Any]) -> Sequence[str]:
+def _colours(drawing: Drawing, shown: Sequence[Curve]) -> Sequence[str]:
     """One a method, the same in every picture, where methods are what is compared."""
-    methods = {curve.label: curve.config.method for curve in drawing.curves}
-    if len(set(methods.values())) < len(drawing.curves):
-        return plots.COLOURS
-    return [figures.COLOURS[methods[label.rpartition(" (seed ")[0]]] for label in results]
+    methods = {curve.config.method for curve in drawing.curves}
+    compares_methods = len(methods) == len(drawing.curves)
+    return [figures.COLOURS[curve.config.method] for curve in shown] if compares_methods else plots.COLOURS
 
 
 def to_png(draw: Draw) -> bytes:
