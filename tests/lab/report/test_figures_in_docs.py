@@ -1,4 +1,4 @@
-"""Figures in README and docs: every accuracy and interval must be in `docs/results.md`."""
+"""Figures in README and docs: every accuracy, mean ± deviation and interval must be in `docs/results.md`."""
 
 import html
 import re
@@ -9,10 +9,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 # The log tells history: figures of records that were measured again since.
 PAGES = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/**/*.md") if p.name not in ("log.md", "results.md"))]
-FIGURES = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]|\d+\.\d+ ± \d+\.\d+ %|\d\d\.\d\d %")
+FIGURES = re.compile(
+    r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]|× \d+\.\d+ \[\d+\.\d+, \d+\.\d+\]"
+    r"|\d[\d,]*(?:\.\d+)? ± \d[\d,]*(?:\.\d+)?(?: %)?|\d\d\.\d\d %"
+)
 
 
 def figures_of(text):
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)  # what blocks print is compared where they are run
     return set(FIGURES.findall(re.sub(r"\s+", " ", text.replace("−", "-").replace("**", ""))))
 
 
@@ -25,7 +29,12 @@ def test_every_accuracy_and_interval_is_among_the_results(page):
 def test_a_figure_from_nowhere_is_noticed():
     text = (ROOT / "docs" / "concepts.md").read_text()
     assert len(figures_of(text)) >= 4
-    assert not figures_of(text.replace("+3.78", "+3.79")) <= figures_of((ROOT / "docs" / "results.md").read_text())
+    known = figures_of((ROOT / "docs" / "results.md").read_text())
+    assert not figures_of(text.replace("+3.78", "+3.79")) <= known
+    for kind in ("×", "±"):
+        figure = next(figure for figure in sorted(known) if kind in figure)
+        assert figures_of(figure) <= known
+        assert figures_of(figure.translate(str.maketrans("0123456789", "1234567890"))) - known
 
 
 def test_the_best_epoch_flatters_some_methods_more_than_others():
