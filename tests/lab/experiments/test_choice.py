@@ -168,7 +168,7 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     found = decided(one_seed + runs(102, last, highest))
     assert (found.best, found.seeds) == (last[0], (101, 102))  # seed 100, which flatters, has no part in it
     verdicts = finals.finals(OURS).judge(Records(one_seed + runs(102, last, highest)))
-    assert [v.verdict for v in verdicts[: len(last)]] == ["1 of 4", "2 of 4", "4 of 4", "2 of 4"]
+    assert [v.verdict for v in verdicts[: len(last)]] == ["1 of 5", "2 of 5", "5 of 5", "2 of 5", "2 of 5"]
     assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 2"
     assert {v.verdict for v in verdicts[len(last) :]} == {NOT_MEASURED}  # AdaSmoothOut's
 

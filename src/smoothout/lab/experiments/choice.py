@@ -81,8 +81,8 @@ MEASURED_ANEW = Regime(
 )
 REGIMES = (AS_THE_TEXT, WARMED_UP, UNCUT, MEASURED_ANEW)
 # One run each cannot tell the best few apart, and the highest of many is flattered: these are chosen from once more,
-# around the best of each method, by the mean of several fresh seeds (`reproduce finals`). SmoothOut's lead shrinks when the
-# learning rate falls (docs/log.md), hence one whose noise grows towards the end.
+# around the best of each method, by the mean of several fresh seeds (`reproduce finals`). SmoothOut's lead shrinks when
+# the learning rate falls (docs/log.md), hence one whose noise grows towards the end.
 FINALISTS: dict[str, tuple[Way, ...]] = {
     "smoothout": (
         Way(1),
