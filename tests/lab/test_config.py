@@ -85,6 +85,9 @@ def test_statistics_of_an_old_run_were_measured_at_clean_weights_or_not():
         ({"method": "lpfsgd", "scale": "absolute"}, "that is method='smoothout'"),
         ({"method": "swa", "swa_start": 1}, "swa_start=1.0: a number from 0 to below 1"),
         ({"method": "ema", "ema_decay": float("nan")}, "ema_decay=nan"),
+        ({"stop_after": -1}, "stop_after=-1"),
+        ({"epochs": 3, "stop_after": 4}, "stop_after=4 is beyond the last of epochs=3"),
+        ({"method": "swa", "stop_after": 1}, "averages the end of training"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, message):
@@ -149,6 +152,11 @@ def test_what_makes_a_rival_is_the_same_in_every_preset(preset):
     assert of("swa")[0] == of("ema", strength=1)[0] == 0
     assert of("lpfsgd") == (0.2, "gaussian", "filter", "cosine")
     assert of("lpfsgd", strength_schedule="linear", strength=0.1) == (0.1, "gaussian", "filter", "linear")
+
+
+def test_to_stop_after_the_last_epoch_is_not_to_stop():
+    assert resolve(epochs=3, stop_after=3).hash == resolve(epochs=3).hash
+    assert [resolve(epochs=3, stop_after=n).epochs_trained for n in (0, 2, 3)] == [3, 2, 3]
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", "one"), ("04", 4)])

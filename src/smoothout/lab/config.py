@@ -75,6 +75,7 @@ class Config:
                              ("loop", "layer"))  # fmt: skip
 
     epochs: int = _setting(50, "Optimizer", "passes over the data; decay points scale along (training longer)")
+    stop_after: int = _setting(0, "Optimizer", "end after so many epochs; rate and strength go by all of --epochs")
     optimizer: str = _setting("sgd", "Optimizer", "which one", ("sgd", "adam", "adamw"))
     lr: float = _setting(0.1, "Optimizer", "learning rate; where it is scaled, that of batch 128")
     lr_scaling: str = _setting("none", "Optimizer", "with the batch size over 128", SCALINGS)
@@ -102,8 +103,15 @@ class Config:
         if self.draws.isdecimal():
             number = int(self.draws)
             object.__setattr__(self, "draws", "one" if number == 1 else str(number))  # one run, one hash
+        if self.stop_after == self.epochs:
+            object.__setattr__(self, "stop_after", 0)
         _check_numbers(self)
         _check_together(self)
+
+    @property
+    def epochs_trained(self) -> int:
+        """All, or those before it stops."""
+        return self.stop_after or self.epochs
 
     @property
     def draws_number(self) -> int | None:
@@ -276,7 +284,7 @@ def _in_words(kind: Any) -> str:
 
 _AT_LEAST_ONE = ("batch_size", "epochs", "ghosts_per_draw")
 _NOT_NEGATIVE = (
-    *("hold_out", "strength", "scale_epsilon", "strength_warmup", "ghost_batch_size"),
+    *("hold_out", "strength", "scale_epsilon", "strength_warmup", "ghost_batch_size", "stop_after"),
     *("lr", "lr_warmup", "lr_decay", "momentum", "weight_decay", "clip"),
 )
 
@@ -335,6 +343,10 @@ def _check_together(config: Config) -> None:
             raise ConfigError(f"{name}={value} needs draws='ghost', noise that is taken back, and no antithetic pairs")
         if not 0 < 2 * config.ghost_batch_size <= config.batch_size:
             raise ConfigError(f"{name}={value} needs several ghost batches: give ghost_batch_size")
+    if config.stop_after > config.epochs:
+        raise ConfigError(f"stop_after={config.stop_after} is beyond the last of epochs={config.epochs}")
+    if config.stop_after and config.method == "swa":
+        raise ConfigError("method='swa' averages the end of training: no stop_after")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
     if config.remeasure_bn != "no" and config.method in ("swa", "ema"):

@@ -100,7 +100,7 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     schedules = {label: config.strength_schedule for label, config in named.items() if ", strength " not in label}
     assert set(schedules.values()) == {"tanh"}, schedules
     strengths = {label: config.strength for label, config in named.items() if "the paper's" not in label}
-    assert set(strengths.values()) == {0.3}, strengths
+    assert set(strengths.values()) == {0.075}, strengths
     by_draws = [label for label in named if "draw" in label]
     assert {named[label].clean_share for label in named if label not in by_draws} == {0.25}
     assert {named[label].draws for label in named if label not in by_draws} == {"ghost"}
@@ -113,7 +113,7 @@ def test_rows_of_ours_differ_in_what_they_say_and_nothing_else(monkeypatch):
     for name in ("table3", "table4", "table5"):  # these vary the paper's own strengths
         assert EXPERIMENTS[name](OURS).rows == EXPERIMENTS[name](replace(OURS, preset="paper")).rows
     factors = [row for row in EXPERIMENTS["why"](OURS).rows if "the paper's" in row.label]
-    assert [row.config.strength for row in factors] == pytest.approx([0.0375, 0.075, 0.15, 0.6])
+    assert [row.config.strength for row in factors] == pytest.approx([0.009375, 0.01875, 0.0375, 0.15])
     assert all(row.config.strength_schedule != "tanh" or "tanh" in row.label for row in choice.choice(OURS).rows)
 
 
@@ -148,37 +148,46 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
 def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_run):
     first = choice.candidates(OURS, RESNET44, 2048, "smoothout")
     last = choice.finalists(OURS, "smoothout")
-    again = next(row for row in last if row.config in {row.config for row in first} and row.config.clean_share)
-    baseline = first[0].versus
+    again = next(row for row in last if row.config.clean_share and row.config.strength == 0.075)
+    flattered = replace(again.config, stop_after=0)
+    assert flattered in {row.config for row in first}  # there to the end
 
     def runs(seed, rows, accuracies):
         made = [as_if_run(row.config.with_seed(seed), value) for row, value in zip(rows, accuracies)]
-        return [*made, as_if_run(baseline.with_seed(seed), 0.9)]
+        return [*made, as_if_run(rows[0].versus.with_seed(seed), 0.9)]
 
-    of_choice = runs(100, first, [0.95 if row.config == again.config else 0.91 for row in first])
+    of_choice = runs(100, first, [0.95 if row.config == flattered else 0.91 for row in first])
     highest = [0.91 if row is again else 0.92 for row in last]
     highest[0] = 0.93
+    few = [run for seed in range(102, 106) for run in runs(seed, last, highest)]
+    enough = few + runs(106, last, highest)
 
     def decided(found):
         return choice.decided(OURS, RESNET44, 2048, "smoothout", Records(found))
 
-    assert decided(of_choice).best.config == again.config
-    one_seed = of_choice + runs(101, last, highest)
-    assert decided(one_seed).best.config == again.config
-    found = decided(one_seed + runs(102, last, highest))
-    assert (found.best, found.seeds) == (last[0], (101, 102))  # seed 100, which flatters, has no part in it
-    verdicts = finals.finals(OURS).judge(Records(one_seed + runs(102, last, highest)))
-    assert [v.verdict for v in verdicts[: len(last)]] == ["1 of 5", "2 of 5", "5 of 5", "2 of 5", "2 of 5"]
-    assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 2"
-    assert {v.verdict for v in verdicts[len(last) :]} == {NOT_MEASURED}  # AdaSmoothOut's
+    assert decided(of_choice).best.config == decided(of_choice + few).best.config == flattered
+    found = decided(of_choice + enough)
+    assert (found.best, found.seeds) == (last[0], (102, 103, 104, 105, 106))  # not by the run that flatters
+    assert "stop_after" not in choice.what_is_chosen(found.best.config)
+    verdicts = finals.finals(OURS).judge(Records(enough))
+    assert [v.verdict for v in verdicts] == ["1 of 4", "2 of 4", "2 of 4", "4 of 4"]
+    assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 5"
+    assert {v.verdict for v in finals.finals(OURS).judge(Records(few[1:]))} != {NOT_MEASURED}
+    assert {v.verdict for v in finals.finals(OURS).judge(Records(of_choice))} == {NOT_MEASURED}
 
 
 def test_a_finalist_that_diverged_is_out_and_said_to_be(as_if_run):
-    rows = choice.finalists(OURS, "adasmoothout")
+    rows = choice.finalists(OURS, "smoothout")
     runs = [as_if_run(row.config, 0.9 + 0.01 * i) for i, row in enumerate(rows)] + [as_if_run(rows[0].versus, 0.9)]
-    runs[2] = replace(runs[2], run=replace(runs[2].run, failure="the loss is nan"))
-    verdicts = finals.finals(OURS).judge(Records(runs))[-len(rows) :]
-    assert [v.verdict for v in verdicts] == ["2 of 2", "1 of 2", "diverged"]
+    runs[3] = replace(runs[3], run=replace(runs[3].run, failure="the loss is nan"))
+    verdicts = finals.finals(OURS).judge(Records(runs))
+    assert [v.verdict for v in verdicts] == ["3 of 3", "2 of 3", "1 of 3", "diverged"]
+
+
+def test_the_first_round_of_the_finals_has_the_seed_it_was_run_with_and_no_other():
+    wanted, _ = queue._wanted([finals.finals(OURS)], (101, 102))
+    assert {config.seed for config in wanted if not config.stop_after} == {101}
+    assert {config.seed for config in wanted if config.stop_after} == {101, 102}
 
 
 def test_no_preset_but_ours_chooses():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from smoothout.lab.experiments import lengths
 from smoothout.lab.experiments.choice import DEEP_EPOCHS
 from smoothout.lab.experiments.records import Records
@@ -50,6 +52,51 @@ def test_a_candidate_that_diverges_in_the_long_run_is_its_last(as_if_run):
         replace(found, run=replace(found.run, record=None, failure="nan")) if found.run.config == best else found
         for found in made
     ]
-    (verdict,) = lengths.lengths(OURS).judge(Records(runs))
+    verdict, *_ = lengths.lengths(OURS).judge(Records(runs))
     assert "over 6 of 6 candidates; the best of 100 epochs is number 6 at 400" in verdict.evidence
     assert "+0.50 and diverged" in verdict.evidence
+
+
+def by_epoch(found, early, late, last):
+    """With these accuracies: up to epoch 200, up to the last but one, and in the last."""
+    (epoch, *_) = found.run.metrics
+    whole = 200 * [early] + 199 * [late] + [last]
+    accuracies = whole[: found.run.config.epochs_trained]
+    metrics = [replace(epoch, epoch=i + 1, test_accuracy=accuracy) for i, accuracy in enumerate(accuracies)]
+    return replace(found, run=replace(found.run, metrics=tuple(metrics)))
+
+
+def decided(runs):
+    """The verdicts on the first epochs, of held-out images and of the test set."""
+    return lengths.lengths(OURS).judge(Records(runs))[-2:]
+
+
+def test_when_the_order_is_decided_is_read_from_whole_runs(as_if_run):
+    rows = lengths._candidates(OURS, DEEP_EPOCHS)
+    configs = [rows[0].versus, *(row.config for row in rows)]
+
+    def runs(changes, **settings):
+        made = [as_if_run(replace(config, **settings), 0.9) for config in configs]
+        return [
+            by_epoch(each, 0.8 + 0.01 * i, 0.8 + 0.01 * i + change, 0.1)
+            for i, (each, change) in enumerate(zip(made, changes))
+        ]
+
+    on_held_out, on_test = decided(runs([0.002] * 7))
+    assert on_held_out.verdict == "holds"
+    assert "τ +1.00" in on_held_out.evidence
+    assert "over 7 runs; accuracy then changes by +0.20 ± 0.00 points" in on_held_out.evidence
+    assert on_test.verdict == "not measured yet"
+    assert decided(runs([0.002] * 7, hold_out=0))[1].verdict == "holds"
+    turned, _ = decided(runs([-0.02 * i for i in range(7)]))
+    assert turned.verdict == "the opposite order"
+    plain_twice = [*runs([0.001, *[0.003] * 6]), *runs([0.001, *[0.003] * 6])[:1]]
+    plain_twice[-1] = replace(plain_twice[-1], run=replace(plain_twice[-1].run, config=configs[0].with_seed(1)))
+    assert "by +0.20 points [+0.20, +0.20] (n = 2) more with noise than without" in decided(plain_twice)[0].evidence
+
+
+@pytest.mark.parametrize("settings", [{"strength_schedule": "linear"}, {"stop_after": 200}, {"batch_size": 128}])
+def test_a_run_of_another_kind_does_not_say_when_the_order_is_decided(as_if_run, settings):
+    configs = [replace(row.config, **settings) for row in lengths._candidates(OURS, DEEP_EPOCHS)]
+    runs = [by_epoch(as_if_run(config, 0.9), 0.8, 0.9, 0.9) for config in configs]
+    assert {verdict.verdict for verdict in decided(runs)} == {"not measured yet"}

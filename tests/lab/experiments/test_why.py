@@ -32,30 +32,30 @@ def test_verdicts_follow_the_records(as_if_run):
     preset, reset, quarter = "as the preset", "optimizer reset every epoch", "a = 0.25 × the paper's"
     accuracies = {
         (preset, "plain"): (0.90, 0.90),
-        (preset, "adasmoothout"): (0.89, 0.90),
+        (preset, "smoothout"): (0.89, 0.90),
         (reset, "plain"): (0.88, 0.90),
-        (reset, "adasmoothout"): (0.895, 0.90),
-        (quarter, "adasmoothout"): (0.885, 0.90),
+        (reset, "smoothout"): (0.895, 0.90),
+        (quarter, "smoothout"): (0.885, 0.90),
     }
     found = verdicts(as_if_run, accuracies)
     weaker = found[f"The baseline is weaker: {reset}"]
     assert weaker.verdict == "weaker"
     assert "-2.00 points [" in weaker.evidence
-    assert found[f"AdaSmoothOut gains: {preset}"].verdict == "the opposite"
-    assert found[f"AdaSmoothOut gains: {reset}"].verdict == "gains"
-    more = found[f"AdaSmoothOut gains more than as the preset: {reset}"]
+    assert found[f"SmoothOut gains: {preset}"].verdict == "the opposite"
+    assert found[f"SmoothOut gains: {reset}"].verdict == "gains"
+    more = found[f"SmoothOut gains more than as the preset: {reset}"]
     assert (more.verdict, more.evidence.split(" [")[0]) == ("holds", "+2.50 points")  # (89.5 − 88) − (89 − 90)
-    less = found[f"AdaSmoothOut gains more than as the preset: {quarter}"]
+    less = found[f"SmoothOut gains more than as the preset: {quarter}"]
     assert (less.verdict, less.evidence.split(" [")[0]) == ("the opposite", "-0.50 points")
-    assert f"AdaSmoothOut gains more than as the preset: {preset}" not in found
+    assert f"SmoothOut gains more than as the preset: {preset}" not in found
     assert found["The baseline is weaker: gradient clipped at 5"].verdict == "not measured yet"
     two = verdicts(as_if_run, accuracies, seeds=2)
-    assert {two[claim].verdict for claim in (f"AdaSmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
+    assert {two[claim].verdict for claim in (f"SmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
 
 
 def test_the_best_epoch_flatters_epochs_as_training_left_them(as_if_run):
     """What is measured anew at the end has no other epochs to be compared with."""
-    plain, ada = (case.config for case in why._cases(OURS)[:2])
+    plain, smooth = (case.config for case in why._cases(OURS) if case.what == "as the preset, to the end")
 
     def run(config, seed, best, as_trained):
         made = as_if_run(config.with_seed(seed), 0.95)  # measured anew, and higher than every epoch
@@ -64,7 +64,7 @@ def test_the_best_epoch_flatters_epochs_as_training_left_them(as_if_run):
         return replace(made, run=replace(made.run, metrics=tuple(epochs), record=record))
 
     runs = [run(plain, seed, 0.90, 0.90 + 1e-4 * seed) for seed in range(3)]
-    runs += [run(ada, seed, 0.91 + 1e-4 * seed, 0.90) for seed in range(3)]
+    runs += [run(smooth, seed, 0.91 + 1e-4 * seed, 0.90) for seed in range(3)]
     (reporting,) = (v for v in why.why(OURS).judge(Records(runs)) if "best epoch" in v.claim)
     assert reporting.verdict == "holds"
     assert "+1.01 points" in reporting.evidence
@@ -74,7 +74,7 @@ def test_no_gain_of_the_runs_that_did_not_diverge(as_if_run):
     case = why._cases(OURS)[1]
     runs = [as_if_run(case.baseline.with_seed(seed), 0.90 + 1e-4 * seed) for seed in range(3)]
     runs += [as_if_run(case.config.with_seed(seed), 0.91 + 2e-4 * seed) for seed in range(3)]
-    claim = f"AdaSmoothOut gains: {case.what}"
+    claim = f"SmoothOut gains: {case.what}"
 
     def said(records):
         return {verdict.claim: verdict.verdict for verdict in why.why(OURS).judge(Records(records))}[claim]
@@ -86,10 +86,27 @@ def test_no_gain_of_the_runs_that_did_not_diverge(as_if_run):
     assert said([*runs[:3], lost]) == "1 runs diverged"
 
 
+def test_a_strength_that_changes_is_held_against_whole_runs(as_if_run):
+    whole, half, linear = "as the preset, to the end", "as the preset", "strength linear, to the end"
+    accuracies = {
+        (half, "plain"): (0.5, 0.5),
+        (half, "smoothout"): (0.6, 0.6),
+        (whole, "plain"): (0.90, 0.90),
+        (whole, "smoothout"): (0.91, 0.91),
+        (linear, "smoothout"): (0.93, 0.93),
+    }
+    found = verdicts(as_if_run, accuracies)
+    assert found[f"SmoothOut gains: {linear}"].evidence.startswith("+3.0")
+    more = found[f"SmoothOut gains more than as the preset: {linear}"]
+    assert (more.verdict, more.evidence.split(" [")[0]) == ("holds", "+2.00 points")
+    assert found[f"SmoothOut gains: {whole}"].evidence.startswith("+1.0")
+    assert found[f"SmoothOut gains: {half}"].evidence.startswith("+10.0")
+
+
 def test_no_factor_is_judged_by_another_length(as_if_run):
     claims = verdicts(as_if_run, {})
     assert not any("800 epochs" in claim and "weaker" in claim for claim in claims)
-    assert "AdaSmoothOut gains: 800 epochs" in claims
+    assert "SmoothOut gains: 800 epochs" in claims
 
 
 @pytest.mark.parametrize("preset", ["paper", "authors", "ours"])
@@ -124,7 +141,7 @@ def test_a_row_that_varies_more_than_the_study_is_claimed_by_its_own_interval(as
     runs = [as_if_run(case.config.with_seed(i), 0.90 + 1e-4 * i) for case in calm for i in range(3)]
     runs += [as_if_run(wild.config.with_seed(i), accuracy) for i, accuracy in enumerate((0.89, 0.92, 0.95))]
     found = {verdict.claim: verdict for verdict in why.why(OURS).judge(Records(runs))}
-    verdict = found[f"AdaSmoothOut gains: {wild.what}"]
+    verdict = found[f"SmoothOut gains: {wild.what}"]
     assert "[+" in verdict.evidence  # zero is outside the interval of the study
     assert verdict.verdict == "no difference measured"
 

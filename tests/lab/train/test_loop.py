@@ -173,6 +173,19 @@ def test_the_same_command_twice_gives_the_same_bits(tmp_path):
     assert_same_run(tmp_path / "one", tmp_path / "other")
 
 
+def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path):
+    config = small(model="f1", epochs=4, milestones=(1,), lr_warmup=3, strength_schedule="linear", remeasure_bn="clean")
+    records = {n: train(replace(config, stop_after=n), tmp_path / str(n), QUIET) for n in (0, 2)}
+    whole, cut = (without_times(load_run(tmp_path / str(n)).metrics) for n in (0, 2))
+    assert len(cut) == records[2].last.epoch == 2
+    assert cut[0] == whole[0]
+    # Its last epoch is judged with statistics measured anew, as the last of any run is.
+    trained = ("epoch", "updates", "train_loss", "train_accuracy", "learning_rate", "strength")
+    assert [getattr(cut[1], name) for name in trained] == [getattr(whole[1], name) for name in trained]
+    assert records[2].as_trained["test_loss"] == whole[1].test_loss != cut[1].test_loss
+    assert train(replace(config, stop_after=2), tmp_path / "2", QUIET) == records[2]  # done is done
+
+
 def test_a_seed_sets_initialisation_order_and_noise():
     config = small()
     dataset = load_dataset(config)

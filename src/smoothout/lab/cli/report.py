@@ -55,7 +55,7 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
     for name, run in found.items():
         if run.record is None and not run.failure:
-            done = f"{len(run.metrics)} of {run.config.epochs} epochs"
+            done = f"{len(run.metrics)} of {run.config.epochs_trained} epochs"
             print(f"left out: {name} is not finished ({done})", file=sys.stderr)
     groups = group_runs(found.values())
     repeats = sum(run.record is not None for run in found.values()) - sum(len(group.runs) for group in groups)

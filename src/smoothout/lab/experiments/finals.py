@@ -6,11 +6,16 @@ from dataclasses import replace
 from functools import partial
 
 from smoothout.lab.experiments.choice import (
+    DECIDED_BY,
+    DEEP_EPOCHS,
     FINAL_SEEDS,
+    FINALISTS,
+    FIRST_ROUND,
+    FIRST_ROUND_SEED,
     HELD_OUT,
     MEASURED_ANEW,
-    OURS,
     deep_baseline,
+    deep_candidates,
     finalists,
     standing,
 )
@@ -20,22 +25,32 @@ from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, 
 
 def finals(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
-    rows = [deep_baseline(setting, MEASURED_ANEW), *(row for method in OURS for row in finalists(setting, method))]
+    rows = [*_first_round(setting), deep_baseline(setting, MEASURED_ANEW, stop_after=DECIDED_BY)]
+    rows += [row for method in FINALISTS for row in finalists(setting, method)]
     return Experiment(
         "finals",
         f"ResNet44: the best few settings once more, on {HELD_OUT:,} held-out training images",
         tuple(rows),
         notes=(
-            "Accuracies here are on held-out training images, not on the test set. The rows have all seeds, the "
-            f"verdicts those that every finalist of a method has (--seed 101 --seeds {FINAL_SEEDS}), so none that only "
-            "`choice` had: the highest of many runs is flattered by its seed. `choice` says which preset `ours` takes.",
+            "Accuracies here are on held-out training images, not on the test set. The first round, to the end, has "
+            f"seed {FIRST_ROUND_SEED} beside those of `choice`. The finalists train for {DECIDED_BY} of {DEEP_EPOCHS} "
+            f"epochs (`lengths` says why), and verdicts are by the seeds that all of them have (--seed "
+            f"{FIRST_ROUND_SEED + 1} --seeds {FINAL_SEEDS}), none of which had a part in choosing them: the highest of "
+            "many runs is flattered by its seed. `choice` says which one preset `ours` takes.",
         ),
         judge=partial(_judge, setting),
     )
 
 
+def _first_round(setting: Setting) -> list[Row]:
+    rows = [deep_baseline(setting, MEASURED_ANEW)]
+    for method, ways in FIRST_ROUND.items():
+        rows += deep_candidates(setting, method, replace(MEASURED_ANEW, ways=ways))
+    return [replace(row, label=f"{row.label}, to the end", seeds=(FIRST_ROUND_SEED,)) for row in rows]
+
+
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    return tuple(verdict for method in OURS for verdict in _in_order(finalists(setting, method), records))
+    return tuple(verdict for method in FINALISTS for verdict in _in_order(finalists(setting, method), records))
 
 
 def _in_order(rows: list[Row], records: Records) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Whether a shorter run of ResNet44 ranks strengths as the row's 400 epochs do, on held-out images."""
+"""Whether a shorter run of ResNet44 ranks settings as the row's 400 epochs do, and when those have decided."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from scipy import stats
 
+from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import (
+    DECIDED_BY,
     DEEP_EPOCHS,
     HELD_OUT,
     OURS,
@@ -21,8 +24,11 @@ from smoothout.lab.experiments.choice import (
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.report.groups import Sample, difference
+from smoothout.lab.runs import Run
 
 SHORT = (100,)
+WINDOW = 10  # epochs, whose mean accuracy is a run's: that of one is partly luck under noise
 FEWEST = 5  # pairs, to speak of an order
 SURE = 0.05
 
@@ -37,11 +43,14 @@ def lengths(setting: Setting) -> Experiment:
             rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
     return Experiment(
         "lengths",
-        "ResNet44: whether shorter runs rank strengths alike",
+        "ResNet44: whether shorter runs rank settings alike",
         tuple(rows),
         notes=(
             f"Accuracies on {HELD_OUT:,} held-out training images. Those of {DEEP_EPOCHS} epochs are in `choice`: ask "
             "for its seeds (--seed 100).",
+            f"The verdicts on the first {DECIDED_BY} epochs are from all finished runs of {DEEP_EPOCHS} epochs with a "
+            f"constant strength, whatever experiment made them: mean accuracies of the {WINDOW} epochs up to "
+            f"{DECIDED_BY} and up to {DEEP_EPOCHS - 1} (the last may have been judged with statistics measured anew).",
         ),
         judge=partial(_judge, setting),
     )
@@ -49,11 +58,52 @@ def lengths(setting: Setting) -> Experiment:
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
     """Of both methods, in the regime with strengths from the paper's to four times as much."""
-    return [row for method in OURS for row in deep_candidates(setting, method, UNCUT, epochs)]
+    return [row for method in OURS for row in deep_candidates(setting, method, UNCUT, epochs=epochs)]
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    return tuple(_verdict(setting, records, epochs) for epochs in SHORT)
+    shorter = (_verdict(setting, records, epochs) for epochs in SHORT)
+    return (*shorter, *(_decided_early(records, on_held_out) for on_held_out in (True, False)))
+
+
+def _decided_early(records: Records, on_held_out: bool) -> Verdict:
+    judged_on = "held-out" if on_held_out else "test"
+    claim = f"The first {DECIDED_BY} of {DEEP_EPOCHS} epochs rank runs as all of them do, {judged_on} images"
+    runs = [found.run for found in records.all() if _is_whole(found.run)]
+    runs = [run for run in runs if bool(run.config.hold_out) == on_held_out]
+    if len(runs) < FEWEST:
+        return Verdict(claim, NOT_MEASURED, f"{len(runs)} runs")
+    early, late = ([_mean_accuracy_up_to(epoch, run) for run in runs] for epoch in (DECIDED_BY, DEEP_EPOCHS - 1))
+    changes: dict[bool, list[float]] = {True: [], False: []}  # by whether there was noise
+    for run, before, after in zip(runs, early, late):
+        changes[run.config.method != "plain"].append(after - before)
+    verdict, order = _in_common(early, late)
+    of_all, more = Sample((*changes[True], *changes[False])), difference(changes[False], changes[True], paired=False)
+    spread = "" if of_all.sd is None else f" ± {100 * of_all.sd:.2f}"
+    of_noise = "" if more is None else f", by {more.in_points()} more with noise than without"
+    evidence = (
+        f"{order} over {len(runs)} runs; accuracy then changes by {100 * of_all.mean:+.2f}{spread} points{of_noise}"
+    )
+    return Verdict(claim, verdict, evidence)
+
+
+def _is_whole(run: Run) -> bool:
+    """Whether it is one of ResNet44's at the row's length, to the end, with a strength that did not change."""
+    config = run.config
+    place = config.model, config.dataset, config.batch_size, config.strength_schedule
+    ours = RESNET44.model, RESNET44.dataset, RESNET44.large, Config.strength_schedule
+    return run.record is not None and place == ours and len(run.metrics) == config.epochs == DEEP_EPOCHS
+
+
+def _mean_accuracy_up_to(epoch: int, run: Run) -> float:
+    return fmean(metrics.test_accuracy for metrics in run.metrics[epoch - WINDOW : epoch])
+
+
+def _in_common(first: Sequence[float], second: Sequence[float]) -> tuple[str, str]:
+    """Whether two figures of the same runs order them alike, in a word, and by how much."""
+    tau, p = stats.kendalltau(first, second)
+    verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
+    return verdict, f"Kendall's τ {tau:+.2f} (p = {p:.2g})"
 
 
 def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
@@ -65,11 +115,10 @@ def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
     known = [pair for pair in pairs if pair is not None]
     if len(known) < FEWEST:
         return Verdict(claim, NOT_MEASURED, f"{len(known)} of {len(pairs)} candidates have both")
-    tau, p = stats.kendalltau(*zip(*known))
-    verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
+    verdict, order = _in_common(*zip(*known))
     gains = ", ".join(" and ".join(map(_in_points, pair)) for pair in known)
     evidence = (
-        f"Kendall's τ {tau:+.2f} (p = {p:.2g}) over {len(known)} of {len(pairs)} candidates; the best of {epochs} "
+        f"{order} over {len(known)} of {len(pairs)} candidates; the best of {epochs} "
         f"epochs is {_place_of_best(known)} at {DEEP_EPOCHS}; points against the baseline: {gains}"
     )
     return Verdict(claim, verdict, evidence)

@@ -82,9 +82,10 @@ def configure_as_given(setting: Setting, network: Network, batch_size: int, meth
 
 
 def _tiny(setting: Setting, network: Network, batch_size: int, method: str, settings: dict[str, Any]) -> Config:
-    usual = resolve(model=network.model, method="plain").epochs
-    epochs = max(2, math.ceil(settings.get("epochs", usual) / TINY_EPOCHS_OF))
-    settings = {**settings, "epochs": epochs}
+    usual = settings.get("epochs", resolve(model=network.model, method="plain").epochs)
+    epochs = max(2, math.ceil(usual / TINY_EPOCHS_OF))
+    stop_after = math.ceil(settings.get("stop_after", 0) * epochs / usual)
+    settings = {**settings, "epochs": epochs, "stop_after": stop_after}
     settings |= {"hold_out": 300} if settings.get("hold_out") else {}
     return resolve(
         dataset="digits",

@@ -120,7 +120,7 @@ def _wanted(
     lines: dict[Line, None] = {}
     for experiment in experiments:
         for seed in seeds:
-            for row in experiment.rows:
+            for row in (row for row in experiment.rows if row.seeds is None or seed in row.seeds):
                 config = row.config.with_seed(seed)
                 asked = (m for m in row.measurements if m.kind != "landscape" or seed == seeds[0])
                 runs[config] = _without_doubles((*runs.get(config, ()), *asked))

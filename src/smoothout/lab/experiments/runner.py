@@ -85,7 +85,7 @@ def companions(config: Config, waiting: Sequence[Config], together: int | None =
 
     def kind(config: Config) -> tuple[object, ...]:
         steps_itself = config.method if config.method not in WHOLE_STEPS else ""
-        data = config.dataset, config.hold_out, config.batch_size, config.epochs
+        data = config.dataset, config.hold_out, config.batch_size, config.epochs_trained
         return config.model, *data, config.draws, config.denoise, steps_itself
 
     if together is None:

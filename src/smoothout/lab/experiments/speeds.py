@@ -81,7 +81,9 @@ class Speeds:
         passes = math.ceil(images / config.batch_size) * (ghost_batches(config) if config.ghost_by == "loop" else 1)
         evaluations = METHODS[config.method].evaluations * (config.draws_number or 1)
         slower = _slower(config) if config.model == "resnet44" else 1.0
-        return START + config.epochs * evaluations * slower * (passes * speed.per_pass + images * speed.per_image)
+        return START + config.epochs_trained * evaluations * slower * (
+            passes * speed.per_pass + images * speed.per_image
+        )
 
     def measuring(self, config: Config, wanted: Measuring | Line) -> float:
         """One measurement of a run."""

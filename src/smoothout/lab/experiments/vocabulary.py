@@ -93,6 +93,7 @@ class Row:
         sharpness: the paper's; facts about its solver make it a target in sense only, never in value.
         versus: the configuration this one is compared with, such as the baseline's.
         note: what a reader must know, such as that the row is plumbing.
+        seeds: those that it has runs of; None: of whichever are asked for.
     """
 
     label: str
@@ -102,6 +103,7 @@ class Row:
     versus: Config | None = None
     measurements: tuple[Measuring, ...] = ()
     note: str = ""
+    seeds: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Trainer:
         self._started = self._now() - self.position.seconds
         self.around.progress.start(self.config, len(self.batches), self.position)
         self.model.train()
-        while self.position.epoch < self.config.epochs:
+        while self.position.epoch < self.config.epochs_trained:
             yield from self._epoch()
         return self._finish(provenance)
 
@@ -193,7 +193,7 @@ class Trainer:
         """Judge, keep the best, write. Running statistics of several processes become their mean."""
         around = self.around
         around.processes.average([b for b in self.model.buffers() if b.is_floating_point()])
-        is_last = self.position.epoch + 1 == self.config.epochs
+        is_last = self.position.epoch + 1 == self.config.epochs_trained
         if self.config.remeasure_bn != "no" and is_last and has_statistics(self.model):
             yield
             self._remeasure_bn()
@@ -208,10 +208,10 @@ class Trainer:
         self._correct.zero_()
         self._checked = 0
         done = self.position.epoch
-        code = around.processes.largest(around.stop.code) if done < self.config.epochs else 0
+        code = around.processes.largest(around.stop.code) if done < self.config.epochs_trained else 0
         if code:
             self._stop(code)
-        elif done % around.checkpoint_every == 0 or done == self.config.epochs:
+        elif done % around.checkpoint_every == 0 or done == self.config.epochs_trained:
             self.save()
 
     def _remeasure_bn(self) -> None:
@@ -228,7 +228,7 @@ class Trainer:
         images = sum(sizes)
         precision = self.update.precision()
         with self.method.judged(self._for_statistics):
-            is_last = position.epoch + 1 == config.epochs  # what counts is judged by the network itself
+            is_last = position.epoch + 1 == config.epochs_trained  # what counts is judged by the network itself
             network = None if is_last else self._quick_network
             sums = evaluated(self.model, self.test_batches, precision=precision, network=network)
             yield
@@ -358,7 +358,7 @@ class Trainer:
     def _finish(self, provenance: Provenance) -> Record:
         folder = self.around.folder
         with self.method.judged(self._for_statistics):
-            folder.write_weights(LAST_WEIGHTS, checkpoint.weights_of(self.model), self.config.epochs)
+            folder.write_weights(LAST_WEIGHTS, checkpoint.weights_of(self.model), self.config.epochs_trained)
         folder.write_weights(BEST_WEIGHTS, self._best, self.best.epoch)
         record = Record(
             config=self.config,

@@ -62,7 +62,7 @@ class Lines(Silence):
         print(text, flush=True)
 
     def start(self, config: Config, steps_per_epoch: int, position: Position) -> None:
-        self._epochs, self._judged = config.epochs, judged_on(config)
+        self._epochs, self._judged = config.epochs_trained, judged_on(config)
 
     def end_epoch(self, metrics: EpochMetrics) -> None:
         what = described(metrics, self._judged)
@@ -101,8 +101,8 @@ class TerminalBar(Silence):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, config: Config, steps_per_epoch: int, position: Position) -> None:
-        self._epochs, self._steps, self._judged = config.epochs, steps_per_epoch, judged_on(config)
-        self._bar.update(self._task, total=config.epochs * steps_per_epoch)
+        self._epochs, self._steps, self._judged = config.epochs_trained, steps_per_epoch, judged_on(config)
+        self._bar.update(self._task, total=config.epochs_trained * steps_per_epoch)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         self._done = epoch * self._steps + step
