@@ -57,6 +57,19 @@ def test_ours_reports_the_last_epoch_and_keeps_the_optimizer():
     assert switches(preset="ours", dataset="mnist", batch_size=6000) == ("one", 0, False, 0, False, "constant", "last")
 
 
+def test_ours_trains_deep_networks_at_large_batch_as_resnet44_gained():
+    def of(**settings):
+        config = resolve(preset="ours", **{"model": "resnet44", "batch_size": 2048, **settings})
+        return config.draws, config.ghost_batch_size, config.strength_schedule, config.lr_warmup, config.remeasure_bn
+
+    expected = ("ghost", 128, "constant", 5, "clean")
+    assert of() == of(method="adasmoothout", epochs=400) == of(model="resnet18", batch_size=256, epochs=100) == expected
+    assert of(method="plain") == ("one", *expected[1:])  # or noise would be compared with another training
+    assert of(epochs=40)[3] == 2  # of a short training not all is warm-up
+    assert of(method="swa")[4] == "no"  # which measures its own
+    assert of(batch_size=128) == ("one", 0, "constant", 0, "no")
+
+
 def test_a_flag_wins_over_a_preset():
     assert resolve(preset="authors", clip=1, draws="one").clip == 1
 

@@ -21,7 +21,7 @@ from smoothout.lab.data import AUGMENTATIONS, NAMES
 from smoothout.lab.data.catalogue import FOLDER_PREFIX
 from smoothout.lab.methods import METHODS
 from smoothout.lab.models import default_model
-from smoothout.lab.presets import PRESETS, default_strength
+from smoothout.lab.presets import MEASURE_STATISTICS_ANYWAY, PRESETS, default_strength
 from smoothout.lab.train.regime import SCALINGS, regime_of
 from smoothout.lab.train.strength import SCHEDULES
 from smoothout.noise import NAMES as NOISES
@@ -200,7 +200,8 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     settings: dict[str, Any] = {"dataset": dataset, "model": default_model(dataset), **base, **asked}
     model, method = settings["model"], settings["method"]
     from_regime = regime_of(model).settings(asked.get("epochs"))
-    from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"])
+    length = asked.get("epochs", from_regime["epochs"])
+    from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"], length)
     entry = METHODS[method]
     _refuse_ignored(method, asked)
     neutral = {name: getattr(Config, name) for name in entry.ignores}
@@ -349,7 +350,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError("method='swa' averages the end of training: no stop_after")
     if config.log_smoothed_loss and METHODS[config.method].radius is not None:
         raise ConfigError(f"log_smoothed_loss is of the noise of training, and method={config.method!r} draws none")
-    if config.remeasure_bn != "no" and config.method in ("swa", "ema"):
+    if config.remeasure_bn != "no" and config.method in MEASURE_STATISTICS_ANYWAY:
         raise ConfigError(f"method={config.method!r} measures its average's statistics anew anyway: no remeasure_bn")
     if METHODS[config.method].takes_noise:
         _check_scale(config.method, config.noise, config.scale)
