@@ -114,6 +114,10 @@ class Config:
         return self.stop_after or self.epochs
 
     @property
+    def epochs_in_words(self) -> str:
+        return f"{self.stop_after} of {self.epochs} epochs" if self.stop_after else f"{self.epochs} epochs"
+
+    @property
     def draws_number(self) -> int | None:
         """Draws a step where it is a number ("one" is 1); None where every ghost batch has its own."""
         return {"one": 1, "ghost": None}[self.draws] if not self.draws.isdecimal() else int(self.draws)

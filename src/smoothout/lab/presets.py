@@ -122,9 +122,10 @@ PRESETS: dict[str, Preset] = {
             (
                 "one draw a step on the networks of Table 1; on the others, at large batch, a draw for every ghost "
                 f"batch of 128, {WARM_UP:g} epochs of warm-up (a twentieth of all if these are fewer than 100) and "
-                "BatchNorm measured anew at the end, also without noise: so ResNet44 gained (docs/large-batch.md)",
+                "BatchNorm measured anew at the end, also without noise: so ResNet44 was trained where it gained, at "
+                "twice these strengths in 400 epochs (docs/large-batch.md)",
                 "strengths are the paper's; `smoothout reproduce` takes those that it chose on held-out images for a "
-                "network, batch size and length. Choose yours so (--hold-out), never on the test set",
+                "network and batch size. Choose yours so (--hold-out), never on the test set",
             ),
             _ours,
         ),

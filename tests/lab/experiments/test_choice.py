@@ -170,7 +170,7 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     assert (found.best, found.seeds) == (last[0], (102, 103, 104, 105, 106))  # not by the run that flatters
     assert "stop_after" not in choice.what_is_chosen(found.best.config)
     verdicts = finals.finals(OURS).judge(Records(enough))
-    assert [v.verdict for v in verdicts] == ["1 of 4", "2 of 4", "2 of 4", "4 of 4"]
+    assert [v.verdict for v in verdicts] == ["1 of 3", "2 of 3", "3 of 3"]
     assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 5"
     assert {v.verdict for v in finals.finals(OURS).judge(Records(few[1:]))} != {NOT_MEASURED}
     assert {v.verdict for v in finals.finals(OURS).judge(Records(of_choice))} == {NOT_MEASURED}
@@ -179,15 +179,20 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
 def test_a_finalist_that_diverged_is_out_and_said_to_be(as_if_run):
     rows = choice.finalists(OURS, "smoothout")
     runs = [as_if_run(row.config, 0.9 + 0.01 * i) for i, row in enumerate(rows)] + [as_if_run(rows[0].versus, 0.9)]
-    runs[3] = replace(runs[3], run=replace(runs[3].run, failure="the loss is nan"))
+    runs[2] = replace(runs[2], run=replace(runs[2].run, failure="the loss is nan"))
     verdicts = finals.finals(OURS).judge(Records(runs))
-    assert [v.verdict for v in verdicts] == ["3 of 3", "2 of 3", "1 of 3", "diverged"]
+    assert [v.verdict for v in verdicts] == ["2 of 2", "1 of 2", "diverged"]
 
 
-def test_the_first_round_of_the_finals_has_the_seed_it_was_run_with_and_no_other():
-    wanted, _ = queue._wanted([finals.finals(OURS)], (101, 102))
+def test_both_rounds_of_the_finals_have_their_own_seeds_and_no_other():
+    wanted, _ = queue._wanted([finals.finals(OURS)], (100, 101, 102))
     assert {config.seed for config in wanted if not config.stop_after} == {101}
-    assert {config.seed for config in wanted if config.stop_after} == {101, 102}
+    assert {config.seed for config in wanted if config.stop_after} == {102}
+
+
+def test_no_label_names_two_runs():
+    rows = {(row.label, row.config) for row in (*finals.finals(OURS).rows, *choice.choice(OURS).rows)}
+    assert len({label for label, _ in rows}) == len(rows)
 
 
 def test_no_preset_but_ours_chooses():

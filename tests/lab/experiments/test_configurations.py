@@ -53,6 +53,12 @@ def test_tiny_scale_has_the_same_rows_on_the_digits(name, monkeypatch):
         ][:9]
 
 
+def test_at_tiny_scale_a_run_stops_where_it_does_at_the_papers():
+    tiny, paper = ([row.config for row in EXPERIMENTS["why"](Setting(scale)).rows] for scale in ("tiny", "paper"))
+    for configs in (tiny, paper):
+        assert {config.epochs_trained / config.epochs for config in configs} == {0.5, 1.0}
+
+
 def test_table_1_has_the_improvements_that_the_paper_prints():
     experiment = EXPERIMENTS["table1"](Setting())
     accuracy = {row.config: row.accuracy for row in experiment.rows}

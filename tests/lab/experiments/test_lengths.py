@@ -78,14 +78,15 @@ def test_when_the_order_is_decided_is_read_from_whole_runs(as_if_run):
     def runs(changes, **settings):
         made = [as_if_run(replace(config, **settings), 0.9) for config in configs]
         return [
-            by_epoch(each, 0.8 + 0.01 * i, 0.8 + 0.01 * i + change, 0.1)
+            by_epoch(each, 0.8 + 0.01 * i, 0.8 + 0.01 * i + change, 0.5 - 0.01 * i)
             for i, (each, change) in enumerate(zip(made, changes))
         ]
 
     on_held_out, on_test = decided(runs([0.002] * 7))
     assert on_held_out.verdict == "holds"
     assert "τ +1.00" in on_held_out.evidence
-    assert "over 7 runs; accuracy then changes by +0.20 ± 0.00 points" in on_held_out.evidence
+    assert "over 7 runs, with the last epoch by itself τ -1.00" in on_held_out.evidence
+    assert "accuracy then changes by +0.20 ± 0.00 points" in on_held_out.evidence
     assert on_test.verdict == "not measured yet"
     assert decided(runs([0.002] * 7, hold_out=0))[1].verdict == "holds"
     turned, _ = decided(runs([-0.02 * i for i in range(7)]))

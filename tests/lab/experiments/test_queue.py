@@ -190,6 +190,8 @@ def test_estimates_fit_what_was_timed():
     assert seconds(model="c1", batch_size=5000)[0] == pytest.approx(4.8, rel=0.1)
     whole, epochs = seconds(model="resnet44", batch_size=2048, method="plain", preset="ours")
     assert whole / epochs == pytest.approx(0.35, rel=0.1)
+    cut, _ = seconds(model="resnet44", batch_size=2048, method="plain", preset="ours", stop_after=epochs // 2)
+    assert cut == pytest.approx(whole / 2)
     assert seconds(model="resnet44", batch_size=128, epochs=epochs)[0] > 3 * whole  # one ghost after another
     several = seconds(model="resnet44", batch_size=2048, draws="4", epochs=epochs, preset="paper")[0]
     assert several > 1.5 * 4 * whole

@@ -95,9 +95,10 @@ def test_which_runs_train_side_by_side_on_a_gpu():
     def c1(method="plain", **settings):
         return resolve(dataset="cifar10", model="c1", method=method, batch_size=5000, **settings)
 
-    others = [c1("smoothout"), c1("swa"), c1(epochs=3), c1("adasmoothout"), c1("smoothout", strength=0.2)]
+    others = [c1("smoothout"), c1("swa"), c1(stop_after=3), c1("adasmoothout"), c1("smoothout", strength=0.2)]
     seeds = [c1(seed=seed) for seed in (3, 4)]
     assert companions(c1(), [*others, *seeds]) == [*seeds, others[0], others[3]]
+    assert companions(c1(epochs=3), [others[2]]) == [others[2]]  # it takes as long
     assert companions(c1("swa"), [c1("sam"), c1("swa", seed=2), c1()]) == [c1("swa", seed=2)]
     deep = [resolve(dataset="cifar10", model="resnet44", method="plain", batch_size=2048, seed=s) for s in (0, 1)]
     assert companions(deep[0], deep[1:]) == []

@@ -106,7 +106,7 @@ def test_a_strength_that_changes_is_held_against_whole_runs(as_if_run):
 def test_no_factor_is_judged_by_another_length(as_if_run):
     claims = verdicts(as_if_run, {})
     assert not any("800 epochs" in claim and "weaker" in claim for claim in claims)
-    assert "SmoothOut gains: 800 epochs" in claims
+    assert "SmoothOut gains: half of 800 epochs" in claims
 
 
 @pytest.mark.parametrize("preset", ["paper", "authors", "ours"])
@@ -127,7 +127,8 @@ def test_a_study_pools_what_trains_equally_long(as_if_run):
         return Group(config, tuple(runs))
 
     base, clipped, shorter = group((0.90, 0.91)), group((0.92, 0.94), clip=1.0), group((0.1, 0.9), epochs=1)
-    found = compare_in_study([clipped], [base], reported, [base, clipped, shorter])
+    stopped = group((0.2, 0.8), stop_after=1)
+    found = compare_in_study([clipped], [base], reported, [base, clipped, shorter, stopped])
     expected = stats.ttest_ind((0.92, 0.94), (0.90, 0.91), equal_var=True).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     alone, welch = compare_in_study([clipped], [base], reported, [shorter]), compare(base, clipped, reported)

@@ -102,6 +102,15 @@ def test_runs_of_two_learning_rates_have_their_own_baselines_and_names():
     assert name_of(groups[0], [groups[0], groups[2]]) == "batch 128: Baseline"
 
 
+def test_a_run_that_stopped_early_says_so_beside_others():
+    groups = [Group(resolve(method="plain", epochs=4, stop_after=stop), ()) for stop in (0, 2)]
+    assert [name_of(group, groups) for group in groups] == [
+        "batch 128: Baseline, 4 epochs",
+        "batch 128: Baseline, 2 of 4 epochs",
+    ]
+    assert baseline_of(groups[1], groups) == groups[1]
+
+
 def test_a_baseline_that_trains_otherwise_is_none():
     noisy, plain = (Group(resolve(method=method, lr=lr), ()) for method, lr in (("smoothout", 0.1), ("plain", 0.05)))
     assert baseline_of(noisy, [plain, noisy]) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from sameness import assert_same_run, without_times
 
 from smoothout import update_bn
@@ -140,6 +141,13 @@ CASES = {
     "SWA, BatchNorm": {"model": "f1", "method": "swa", "swa_start": 0.0},
     "SWA, dropout": {"model": "odd_models:with_dropout", "method": "swa", "epochs": 3},
     "EMA, ghost layers": {"model": "f1", "method": "ema", "ghost_batch_size": 32, "ghost_by": "layer"},
+    "stopped early": {
+        "model": "f1",
+        "epochs": 5,
+        "stop_after": 2,
+        "remeasure_bn": "clean",
+        "strength_schedule": "linear",
+    },
 }
 
 
@@ -155,7 +163,7 @@ def test_interrupted_after_every_step_and_bit_equal_all_the_same(tmp_path, setti
         except Interrupted:
             interruptions += 1
     steps = len(training_batches(config, load_dataset(config), torch.device("cpu")))
-    assert interruptions == config.epochs * steps - 1
+    assert interruptions == config.epochs_trained * steps - 1
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
 
 
@@ -178,6 +186,8 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path):
     records = {n: train(replace(config, stop_after=n), tmp_path / str(n), QUIET) for n in (0, 2)}
     whole, cut = (without_times(load_run(tmp_path / str(n)).metrics) for n in (0, 2))
     assert len(cut) == records[2].last.epoch == 2
+    with safe_open(tmp_path / "2" / "model.safetensors", "pt") as weights:
+        assert weights.metadata()["epoch"] == "2"
     assert cut[0] == whole[0]
     # Its last epoch is judged with statistics measured anew, as the last of any run is.
     trained = ("epoch", "updates", "train_loss", "train_accuracy", "learning_rate", "strength")

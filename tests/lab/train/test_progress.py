@@ -14,9 +14,9 @@ from smoothout.lab.train.trackers import NoTracker
 METRICS = EpochMetrics(1, 4, 0.51234, 0.8, 0.6, 0.875, 0.1, 0.0375, 4.0, 0.7, 1.25)
 
 
-def show(progress):
+def show(progress, **settings):
     with progress:
-        progress.start(resolve(epochs=3), steps_per_epoch=4, position=Position())
+        progress.start(resolve(epochs=3, **settings), steps_per_epoch=4, position=Position())
         progress.begin_epoch(0, 0)
         for _ in range(4):
             progress.step(0.0375)
@@ -38,6 +38,16 @@ def test_elsewhere_one_line_an_epoch(capsys):
         "epoch 1/3  loss 0.5123  train 80.00%  test 87.50% (loss 0.6000)  lr 0.1  strength 0.0375  "
         "smoothed loss 0.7000  1.25 s"
     )
+
+
+def test_a_run_that_stops_early_is_done_there(capsys):
+    show(Lines(), stop_after=2)
+    assert capsys.readouterr().out.startswith("epoch 1/2  ")
+    screen = io.StringIO()
+    bar = TerminalBar(Console(file=screen, force_terminal=True, width=160, color_system=None))
+    show(bar, stop_after=2)
+    assert "epoch 1/2" in screen.getvalue()
+    assert bar._bar.tasks[0].total == 2 * 4
 
 
 @pytest.mark.parametrize(("rank", "quiet", "kind"), [(0, False, Lines), (1, False, Silence), (0, True, Silence)])

@@ -91,13 +91,9 @@ def _introduce(config: Config, asked: dict[str, Any]) -> None:
     ghosts = f" in ghosts of {config.ghost_batch_size} by {config.ghost_by}" if config.ghost_batch_size else ""
     print(
         f"{config.model} on {config.dataset}: {config.method}, {noise}batch {config.batch_size}{ghosts}, "
-        f"{_epochs_in_words(config)}, seed {config.seed}, configuration {config.hash}\n{PRESETS[config.preset]}",
+        f"{config.epochs_in_words}, seed {config.seed}, configuration {config.hash}\n{PRESETS[config.preset]}",
         flush=True,
     )
-
-
-def _epochs_in_words(config: Config) -> str:
-    return f"{config.stop_after} of {config.epochs} epochs" if config.stop_after else f"{config.epochs} epochs"
 
 
 def _draws_in_words(config: Config) -> str:

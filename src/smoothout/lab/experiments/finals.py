@@ -17,6 +17,7 @@ from smoothout.lab.experiments.choice import (
     deep_baseline,
     deep_candidates,
     finalists,
+    of_the_finals,
     standing,
 )
 from smoothout.lab.experiments.records import Records
@@ -25,7 +26,7 @@ from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, 
 
 def finals(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
-    rows = [*_first_round(setting), deep_baseline(setting, MEASURED_ANEW, stop_after=DECIDED_BY)]
+    rows = [*_first_round(setting), of_the_finals(deep_baseline(setting, MEASURED_ANEW, stop_after=DECIDED_BY))]
     rows += [row for method in FINALISTS for row in finalists(setting, method)]
     return Experiment(
         "finals",
@@ -34,9 +35,9 @@ def finals(setting: Setting) -> Experiment:
         notes=(
             "Accuracies here are on held-out training images, not on the test set. The first round, to the end, has "
             f"seed {FIRST_ROUND_SEED} beside those of `choice`. The finalists train for {DECIDED_BY} of {DEEP_EPOCHS} "
-            f"epochs (`lengths` says why), and verdicts are by the seeds that all of them have (--seed "
-            f"{FIRST_ROUND_SEED + 1} --seeds {FINAL_SEEDS}), none of which had a part in choosing them: the highest of "
-            "many runs is flattered by its seed. `choice` says which one preset `ours` takes.",
+            f"epochs (`lengths` says why) with seeds {FINAL_SEEDS[0]} to {FINAL_SEEDS[-1]}, none of which had part in "
+            f"choosing them: the highest of many runs is flattered by its seed (--seed {FINAL_SEEDS[0]} --seeds "
+            f"{len(FINAL_SEEDS)}). `choice` says which one preset `ours` takes.",
         ),
         judge=partial(_judge, setting),
     )

@@ -50,7 +50,8 @@ def lengths(setting: Setting) -> Experiment:
             "for its seeds (--seed 100).",
             f"The verdicts on the first {DECIDED_BY} epochs are from all finished runs of {DEEP_EPOCHS} epochs with a "
             f"constant strength, whatever experiment made them: mean accuracies of the {WINDOW} epochs up to "
-            f"{DECIDED_BY} and up to {DEEP_EPOCHS - 1} (the last may have been judged with statistics measured anew).",
+            f"{DECIDED_BY} and up to {DEEP_EPOCHS - 1}, as trained. The last epoch by itself is partly luck, and may "
+            "have been judged with statistics measured anew. τ is Kendall's.",
         ),
         judge=partial(_judge, setting),
     )
@@ -69,7 +70,9 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
 def _decided_early(records: Records, on_held_out: bool) -> Verdict:
     judged_on = "held-out" if on_held_out else "test"
     claim = f"The first {DECIDED_BY} of {DEEP_EPOCHS} epochs rank runs as all of them do, {judged_on} images"
-    runs = [found.run for found in records.all() if _is_whole(found.run)]
+    configs = dict.fromkeys(found.run.config.with_seed(0) for found in records.all())
+    groups = [group for config in configs if (group := records.group(config)) is not None]
+    runs = [run for group in groups for run in group.runs if _is_whole(run)]
     runs = [run for run in runs if bool(run.config.hold_out) == on_held_out]
     if len(runs) < FEWEST:
         return Verdict(claim, NOT_MEASURED, f"{len(runs)} runs")
@@ -78,11 +81,13 @@ def _decided_early(records: Records, on_held_out: bool) -> Verdict:
     for run, before, after in zip(runs, early, late):
         changes[run.config.method != "plain"].append(after - before)
     verdict, order = _in_common(early, late)
+    _, with_the_last = _in_common(early, [run.metrics[-1].test_accuracy for run in runs])
     of_all, more = Sample((*changes[True], *changes[False])), difference(changes[False], changes[True], paired=False)
     spread = "" if of_all.sd is None else f" ± {100 * of_all.sd:.2f}"
     of_noise = "" if more is None else f", by {more.in_points()} more with noise than without"
     evidence = (
-        f"{order} over {len(runs)} runs; accuracy then changes by {100 * of_all.mean:+.2f}{spread} points{of_noise}"
+        f"{order} over {len(runs)} runs, with the last epoch by itself {with_the_last}; "
+        f"accuracy then changes by {100 * of_all.mean:+.2f}{spread} points{of_noise}"
     )
     return Verdict(claim, verdict, evidence)
 
@@ -103,7 +108,7 @@ def _in_common(first: Sequence[float], second: Sequence[float]) -> tuple[str, st
     """Whether two figures of the same runs order them alike, in a word, and by how much."""
     tau, p = stats.kendalltau(first, second)
     verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
-    return verdict, f"Kendall's τ {tau:+.2f} (p = {p:.2g})"
+    return verdict, f"τ {tau:+.2f} (p = {p:.2g})"
 
 
 def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:

@@ -50,8 +50,8 @@ def configure(setting: Setting, network: Network, batch_size: int, method: str, 
     """The run of a network at a scale and in a preset; `settings` are those of `smoothout.lab.config`.
 
     Preset `ours` adds what was chosen on held-out images to what is not given: the baseline's choice, which is that of
-    every method, and the method's own. Where a preset changes nothing against
-    the text, a baseline for one, the run is that of preset `paper`: it is trained once.
+    every method, and the method's own. Where a preset changes nothing against the text, as for baselines of small
+    networks, the run is that of preset `paper`: it is trained once.
     """
     by_the_text = configure_as_given(replace(setting, preset="paper"), network, batch_size, method, **settings)
     if setting.preset == "ours":

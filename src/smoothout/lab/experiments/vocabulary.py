@@ -93,7 +93,7 @@ class Row:
         sharpness: the paper's; facts about its solver make it a target in sense only, never in value.
         versus: the configuration this one is compared with, such as the baseline's.
         note: what a reader must know, such as that the row is plumbing.
-        seeds: those that it has runs of; None: of whichever are asked for.
+        seeds: those of which runs are made; None: of whichever are asked for.
     """
 
     label: str

@@ -21,7 +21,7 @@ from smoothout.lab.runs import Record, Run
 # 400 nothing (n = 1); but only the first half of it, after which the order of runs hardly changes (`lengths` has both).
 EPOCHS = CIFAR[0][1]
 TO_THE_END: dict[str, Any] = {"stop_after": 0}
-# Both gain on the test set (Table 2, preset ours), and its runs spread half as far: the same runs tell more.
+# Both gain on the test set (Table 2, preset ours), where its runs spread by 0.11 points, the other's by 0.23 (n = 5).
 STUDIED = "smoothout"
 NAME = METHODS[STUDIED].title
 BOTH = ("plain", STUDIED)
@@ -52,7 +52,7 @@ FACTORS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     ("gradient clipped at 5", BOTH, {"clip": 5.0}),
     ("gradient not clipped", BOTH, {"clip": 0.0}),
     *((f"strength {name}, to the end", NOISE, {"strength_schedule": name, **TO_THE_END}) for name in SCHEDULES),
-    *((f"{epochs} epochs", BOTH, {"epochs": epochs}) for epochs in (100, 200, 800)),
+    *((f"half of {epochs} epochs", BOTH, {"epochs": epochs}) for epochs in (100, 200, 800)),
 )
 
 
@@ -75,9 +75,9 @@ def why(setting: Setting) -> Experiment:
         for case in _cases(setting)
     ]
     notes = (
-        f"The first half of {EPOCHS} epochs, or of the number that is named, unless it says otherwise: then the order "
-        "is decided (`lengths`). A strength that changes needs all of them. Each method is compared with the baseline "
-        "of its row.",
+        f"The first half of {EPOCHS} epochs where nothing else is named. `lengths` shows that it ranks runs as all of "
+        "them do, for constant strengths at this length; for other lengths, weight decay and clipping that is assumed. "
+        "A strength that changes is trained to the end. Each method is compared with the baseline of its row.",
         "Intervals of accuracy are by the deviation over seeds that all rows of one length have together, as if it "
         "were the same in each: with two or three runs a row its own says little. It is not the same, so a difference "
         "is claimed only if the interval by the rows' own deviations excludes zero, too.",
