@@ -11,7 +11,7 @@ import smoothout
 @pytest.fixture(scope="module")
 def modules():
     """Those that are there after each of these statements, in a process of its own."""
-    statements = ("import torch", "import smoothout", "from smoothout import *")
+    statements = ("import torch", "import smoothout", "from smoothout import *", "import smoothout.lab.cli")
     code = "import sys; " + "".join(f"{statement}; print(*sys.modules); " for statement in statements)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return dict(zip(statements, (set(line.split()) for line in done.stdout.splitlines()), strict=True))
@@ -29,6 +29,10 @@ def test_the_method_loads_nothing_of_the_lab_nor_of_distributed_sharding(modules
     assert not [name for name in loaded if name.startswith(("smoothout.lab", "smoothout.measure", "smoothout.integ"))]
     assert "torch.distributed.fsdp" not in loaded
     assert "torch.distributed.tensor" not in loaded
+
+
+def test_a_command_starts_without_what_takes_long_to_import(modules):
+    assert not modules["import smoothout.lab.cli"] & {"scipy.stats", "scipy.optimize", "matplotlib", "sklearn", "PIL"}
 
 
 def test_public_names():

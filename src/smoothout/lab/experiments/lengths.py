@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from scipy import stats
-
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import (
     DECIDED_BY,
@@ -106,6 +104,8 @@ def _mean_accuracy_up_to(epoch: int, run: Run) -> float:
 
 def _in_common(first: Sequence[float], second: Sequence[float]) -> tuple[str, str]:
     """Whether two figures of the same runs order them alike, in a word, and by how much."""
+    from scipy import stats  # takes most of a second, which every command would wait for
+
     tau, p = stats.kendalltau(first, second)
     verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
     return verdict, f"τ {tau:+.2f} (p = {p:.2g})"
