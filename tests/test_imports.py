@@ -32,7 +32,7 @@ def test_the_method_loads_nothing_of_the_lab_nor_of_distributed_sharding(modules
 
 
 def test_a_command_starts_without_what_takes_long_to_import(modules):
-    assert not modules["import smoothout.lab.cli"] & {"scipy.stats", "scipy.optimize", "matplotlib", "sklearn", "PIL"}
+    assert not modules["import smoothout.lab.cli"] & {"scipy.stats", "scipy.optimize", "matplotlib", "sklearn"}
 
 
 def test_public_names():
