@@ -204,8 +204,8 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     settings: dict[str, Any] = {"dataset": dataset, "model": default_model(dataset), **base, **asked}
     model, method = settings["model"], settings["method"]
     from_regime = regime_of(model).settings(asked.get("epochs"))
-    length = asked.get("epochs", from_regime["epochs"])
-    from_preset = PRESETS[settings["preset"]].settings(model, method, settings["batch_size"], length)
+    preset = PRESETS[settings["preset"]]
+    from_preset = preset.settings(model, method, settings["batch_size"], from_regime["epochs"])
     entry = METHODS[method]
     _refuse_ignored(method, asked)
     neutral = {name: getattr(Config, name) for name in entry.ignores}

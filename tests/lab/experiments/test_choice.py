@@ -172,7 +172,7 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     verdicts = finals.finals(OURS).judge(Records(enough))
     assert [v.verdict for v in verdicts] == ["1 of 3", "2 of 3", "3 of 3"]
     assert verdicts[0].evidence == "93.00 % against 90.00 % of the baseline, n = 5"
-    assert {v.verdict for v in finals.finals(OURS).judge(Records(few[1:]))} != {NOT_MEASURED}
+    assert [v.verdict for v in finals.finals(OURS).judge(Records(few))] == [v.verdict for v in verdicts]  # so far
     assert {v.verdict for v in finals.finals(OURS).judge(Records(of_choice))} == {NOT_MEASURED}
 
 

@@ -181,9 +181,7 @@ def deep_baseline(setting: Setting, regime: Regime, **how: Any) -> Row:
 
 
 def deep_candidates(setting: Setting, method: str, regime: Regime, **how: Any) -> list[Row]:
-    """Args:
-    how: what they and their baseline are trained with beside the regime, such as `epochs`.
-    """
+    """Of a regime's ways; `how` they and their baseline are trained beside it, such as `epochs`."""
     place, of_both = (setting, RESNET44, RESNET44.large), {**regime.settings, **how}
     return [
         Row(

@@ -221,15 +221,11 @@ def compare_in_study(
     With two or three runs a group its own spread says little. But spreads are not all alike, so that a difference is
     claimed only if the groups' own say so too.
     """
-    lengths = {_length(group.config) for group in (*plus, *minus)}
-    spread = pooled(each.sample(value) for each in study if _length(each.config) in lengths)
+    lengths = {group.config.epochs_in_words for group in (*plus, *minus)}
+    spread = pooled(each.sample(value) for each in study if each.config.epochs_in_words in lengths)
     samples = [group.sample(value) for group in plus], [group.sample(value) for group in minus]
     alone, found = contrast(*samples), contrast(*samples, spread)
     return None if alone is None or found is None else replace(found, may_be_claimed=alone.excludes_zero)
-
-
-def _length(config: Config) -> tuple[int, int]:
-    return config.epochs, config.epochs_trained
 
 
 def are_pairs(a: Group, b: Group) -> bool:

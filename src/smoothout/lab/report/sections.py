@@ -174,8 +174,7 @@ def _usual_name(group: Group, groups: Sequence[Group]) -> str:
     before = "".join(f"{getattr(config, name)}, " for name in several)
     symbol = METHODS[config.method].symbol
     strength = f", {symbol} = {config.strength:g}" if config.strength else ""
-    several_lengths = len({(g.config.epochs, g.config.epochs_trained) for g in groups}) > 1
-    length = f", {config.epochs_in_words}" if several_lengths else ""
+    length = f", {config.epochs_in_words}" if len({g.config.epochs_in_words for g in groups}) > 1 else ""
     judged = ", on held-out images" if config.hold_out and _judged_on(groups) == "test" else ""
     ranks = f", {group.processes} processes" if len({g.processes for g in groups}) > 1 else ""
     return f"{before}batch {config.batch_size}: {group.method_name}{strength}{length}{judged}{ranks}"
