@@ -23,7 +23,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -224,6 +224,11 @@ def load_run(path: str | Path) -> Run:
     if config is None:
         raise RunError(f"{path}: is no run folder: it has no {CONFIG}")
     return Run(path, config, _read_metrics(path / METRICS), _read_record(path / RESULT), _read_failure(path / FAILED))
+
+
+def best_of(epochs: Iterable[EpochMetrics]) -> EpochMetrics:
+    """The epoch with the best test accuracy, the first of equals."""
+    return max(epochs, key=lambda epoch: epoch.test_accuracy)
 
 
 def _read_metrics(file: Path) -> tuple[EpochMetrics, ...]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which is faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES = ("-", "--", "-.", ":")  # so that curves stay apart in print, too
+LINE_OF_LEGEND, BESIDE_A_NAME = 80, 8  # characters above a plot, and what a curve's sample and gaps take of them
 SCALES = {
     "absolute": "strength a",
     "filter": "strength a, relative to filter norms",
@@ -149,7 +150,7 @@ def _landscape_lines(results: Mapping[str, Landscape], ax: Any, log: bool, colou
             ax.fill_between(result.coordinates, low, high, color=style["color"], alpha=0.18, lw=0)
     if log:
         ax.set_yscale("log")
-    return _with_legend(ax, results)
+    return _with_legend(ax, results, above=True)
 
 
 def _landscape_contours(result: Landscape, ax: Any, log: bool) -> Any:
@@ -229,8 +230,9 @@ def _styles(colours: Sequence[str]) -> Any:
 
 
 def _with_legend(ax: Any, results: Mapping[str, Any], above: bool = False) -> Any:
-    """A legend if there are names; above the plot where two kinds of curves leave no room inside."""
+    """A legend if there are names; above the plot where curves leave no room inside."""
     if any(results):
-        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": min(3, len(results))} if above else {}
+        columns = min(3, len(results), max(1, LINE_OF_LEGEND // (max(map(len, results)) + BESIDE_A_NAME)))
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns} if above else {}
         ax.legend(frameon=False, **where)
     return ax

@@ -2,8 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
 from smoothout.lab.config import resolve
-from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.queue import plan
+from smoothout.lab.experiments.records import Records, look
+from smoothout.lab.experiments.speeds import Speeds
+from smoothout.lab.experiments.vocabulary import Experiment, Row
+from smoothout.lab.report.groups import each_training_once
+from smoothout.lab.train.start import Options, train
 
 
 def trained(as_if_run, config, accuracy, started, measured=()):
@@ -24,3 +31,69 @@ def test_training_again_lends_measurements_and_changes_no_accuracy(as_if_run):
         (found,) = records.seeds_of(config)
         assert found.measured == {"sharpness-train"}
         assert found.run.record.last.test_accuracy == 0.9  # its own, beside its measurements
+
+
+@pytest.fixture(scope="module")
+def whole_and_stopped(tmp_path_factory):
+    """Trained for real: all four epochs, and the first two of four."""
+    found = []
+    for stop_after in (0, 2):
+        config = resolve(dataset="digits", model="mlp", method="smoothout", batch_size=500, epochs=4, seed=3)
+        config = replace(config, stop_after=stop_after)
+        folder = tmp_path_factory.mktemp("run")
+        train(config, folder, Options(device="cpu", quiet=True))
+        found.append(look(folder))
+    return found
+
+
+def without_seconds(epochs):
+    return [replace(epoch, seconds=0.0) for epoch in epochs]
+
+
+def test_the_first_epochs_of_a_run_are_the_run_that_stops_there(whole_and_stopped):
+    whole, stopped = whole_and_stopped
+    (cut,) = Records([whole]).seeds_of(stopped.run.config)
+    assert without_seconds(cut.run.metrics) == without_seconds(stopped.run.metrics)
+    ours, real = cut.run.record, stopped.run.record
+    assert without_seconds([ours.last, ours.best]) == without_seconds([real.last, real.best])
+    assert ours.config == real.config == cut.run.config
+    assert 0 < ours.seconds < whole.run.record.seconds
+    assert not cut.measured
+    assert not cut.has_weights
+
+
+def test_a_run_that_stopped_counts_before_one_that_is_cut(whole_and_stopped):
+    whole, stopped = whole_and_stopped
+    both = Records([whole, stopped])
+    assert both.of(stopped.run.config) is stopped
+    assert both.of(whole.run.config) is whole
+    assert len(both.all()) == 2
+    begun = replace(stopped, run=replace(stopped.run, record=None))
+    assert Records([begun]).of(stopped.run.config) is begun
+    assert Records([begun, whole]).of(stopped.run.config).run.record is not None
+
+
+def test_nothing_is_trained_that_can_be_cut(whole_and_stopped):
+    whole, stopped = whole_and_stopped
+    experiment = Experiment("some", "Some", (Row("stopped", stopped.run.config.with_seed(0)),))
+    assert plan([experiment], [3], Records([]), Speeds()).tasks
+    assert not plan([experiment], [3], Records([whole]), Speeds()).tasks
+
+
+@pytest.mark.parametrize("settings", [{"remeasure_bn": "clean"}, {"method": "ema"}])
+def test_what_is_judged_otherwise_at_the_end_is_not_cut(as_if_run, settings):
+    config = resolve(**{"dataset": "digits", "model": "f1", "method": "smoothout", "epochs": 4, **settings})
+    assert Records([as_if_run(config, 0.9)]).of(replace(config, stop_after=2)) is None
+    alike = replace(config, remeasure_bn="no", method="plain", strength=0.0)
+    assert Records([as_if_run(alike, 0.9)]).of(replace(alike, stop_after=2)) is not None
+
+
+def test_time_is_counted_once_of_a_run_and_its_beginning(whole_and_stopped):
+    whole, stopped = whole_and_stopped
+    records = Records([whole])
+    both = [records.of(each.run.config).run.record for each in (whole, stopped)]
+    for given in (both, both[::-1]):
+        assert each_training_once(given) == [whole.run.record]
+    assert each_training_once([both[1]]) == [both[1]]
+    later = replace(stopped.run.record.provenance, started="2100-01-01T00:00:00+00:00")
+    assert len(each_training_once([whole.run.record, replace(stopped.run.record, provenance=later)])) == 2

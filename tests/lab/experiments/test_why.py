@@ -5,27 +5,28 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from smoothout.lab.config import resolve
+from smoothout.lab.config import differences, resolve
 from smoothout.lab.experiments import choice, why
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.report import paper
 from smoothout.lab.report.groups import Group, compare, compare_in_study, reported
 
-OURS = Setting("paper", "ours")
+OURS, AUTHORS = Setting("paper", "ours"), Setting("paper", "authors")
 
 
-def verdicts(as_if_run, accuracies, seeds=3):
+def verdicts(as_if_run, accuracies, seeds=3, setting=OURS, more=()):
     """Verdicts by their claims; accuracies of the last epoch and of the best by factor and method, plus a little."""
-    runs = []
-    for case in why._cases(OURS):
+    runs = list(more)
+    for case in why._cases(setting):
         if (case.what, case.method) in accuracies:
             last, best = accuracies[case.what, case.method]
             for seed in range(seeds):
                 little = 1e-4 * seed * (1 if case.method == "plain" else 2)
                 runs.append(as_if_run(case.config.with_seed(seed), last + little, best + little))
-    return {verdict.claim: verdict for verdict in why.why(OURS).judge(Records(runs))}
+    return {verdict.claim: verdict for verdict in why.why(setting).judge(Records(runs))}
 
 
 def test_verdicts_follow_the_records(as_if_run):
@@ -51,6 +52,33 @@ def test_verdicts_follow_the_records(as_if_run):
     assert found["The baseline is weaker: gradient clipped at 5"].verdict == "not measured yet"
     two = verdicts(as_if_run, accuracies, seeds=2)
     assert {two[claim].verdict for claim in (f"SmoothOut gains: {preset}", weaker.claim)} == {"too few runs"}
+
+
+def test_around_preset_authors_is_what_ours_does_otherwise():
+    """Each of its differences from ours by itself, and nothing else."""
+    theirs, ours = (resnet44(setting, "adasmoothout") for setting in (AUTHORS, OURS))
+    varied = {}
+    for case in why._cases(AUTHORS):
+        if case.method == "adasmoothout" and case.what not in why.CENTRES.values():
+            (name,) = (line.split(":")[0] for line in differences(replace(theirs, stop_after=200), case.config))
+            varied[name] = getattr(case.config, name)
+    assert varied == {name: getattr(ours, name) for name in varied}
+    apart = {line.split(":")[0] for line in differences(theirs, ours)}
+    not_studied = {"preset", "report", "strength", "scale_epsilon", "remeasure_bn"}
+    assert apart == {*varied, *not_studied}
+
+
+def test_another_preset_is_held_against_the_baseline_of_ours(as_if_run):
+    whole = "as the preset, to the end"
+    accuracies = {(whole, "plain"): (0.90, 0.90), (whole, "adasmoothout"): (0.91, 0.91)}
+    stronger = [as_if_run(resnet44(OURS, "plain").with_seed(i), 0.92 + 1e-4 * i) for i in range(5)]
+    found = verdicts(as_if_run, accuracies, setting=AUTHORS, more=stronger)
+    weaker = found["Baseline of preset authors, to the end, is weaker than the baseline of preset ours"]
+    assert (weaker.verdict, weaker.evidence.split(" [")[0]) == ("holds", "-2.01 points")
+    method = found["AdaSmoothOut of preset authors, to the end, is better than the baseline of preset ours"]
+    assert (method.verdict, method.evidence.split(" [")[0]) == ("the opposite", "-1.00 points")
+    assert found[f"AdaSmoothOut gains: {whole}"].verdict == "gains"
+    assert not any("of preset" in claim and "to the end, is" in claim for claim in verdicts(as_if_run, {}))
 
 
 def test_the_best_epoch_flatters_epochs_as_training_left_them(as_if_run):

@@ -1,10 +1,18 @@
 """Figures in README and docs: every accuracy, mean ± deviation and interval must be in `docs/results.md`."""
 
 import html
+import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from smoothout.lab.experiments.catalogue import EXPERIMENTS
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.report.paper_figures import drawn, to_png
 
 ROOT = Path(__file__).parents[3]
 # The log tells history: figures of records that were measured again since.
@@ -53,3 +61,23 @@ def test_the_kept_page_has_all_results_and_names_no_place_of_a_machine():
     page = html.unescape((ROOT / "results" / "index.html").read_text())
     assert figures_of((ROOT / "docs" / "results.md").read_text()) <= figures_of(page)
     assert not re.search(r"--[a-z-]+ /", page)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    packs = sorted((ROOT / "results").glob("*.jsonl"))
+    return Records.read([], packs, tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "img").glob("*.png")), ids=lambda picture: picture.stem)
+def test_pictures_are_of_the_newest_records(picture, records):
+    """As `smoothout reproduce results --out FOLDER` draws and names them; another font may differ by a shade."""
+    name, preset, number = picture.stem.split("-")
+    drawing = EXPERIMENTS[name](Setting("paper", preset)).drawings[int(number)]
+    now, kept = (grey(content) for content in (to_png(drawn(drawing, records)), picture.read_bytes()))
+    assert now.shape == kept.shape
+    assert np.abs(now - kept).mean() < 0.5, f"copy {picture.name} from: smoothout reproduce results --out FOLDER"
+
+
+def grey(png):
+    return np.asarray(Image.open(io.BytesIO(png)).convert("L"), float)

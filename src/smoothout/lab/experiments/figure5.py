@@ -7,6 +7,7 @@ from smoothout.lab.experiments.measuring import landscape
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting
+from smoothout.lab.methods import METHODS
 
 
 def figure5(setting: Setting) -> Experiment:
@@ -21,7 +22,7 @@ def figure5(setting: Setting) -> Experiment:
         Drawing(
             "landscape",
             f"{parts[split]}: the mean over directions, and a band from the lowest to the highest.",
-            tuple(Curve(label(RESNET44, RESNET44.large, m), config, wanted[split]) for m, config in configs.items()),
+            tuple(Curve(METHODS[method].title, config, wanted[split]) for method, config in configs.items()),
         )
         for split in SPLITS
     )

@@ -12,6 +12,7 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Setting
 from smoothout.lab.report import paper
 from smoothout.lab.report.digest import digest
+from smoothout.lab.report.groups import each_training_once
 from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.paper_figures import drawn, to_png
 from smoothout.lab.report.sections import provenance
@@ -89,7 +90,7 @@ def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
 def records_of(experiments: Wanted, records: Records) -> list[Record]:
     """The records behind experiments, each once."""
     groups = {row.config.hash: records.group(row.config) for _, experiment in experiments for row in experiment.rows}
-    return [record for group in groups.values() if group is not None for record in group.records]
+    return each_training_once(record for group in groups.values() if group is not None for record in group.records)
 
 
 def results_markdown(experiments: Wanted, records: Records, command: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ from typing import Any
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.vocabulary import Line, Measuring
+from smoothout.lab.presets import MEASURE_STATISTICS_ANYWAY
 from smoothout.lab.report.groups import Group, started
-from smoothout.lab.runs import LAST_WEIGHTS, Run, find_runs, load_run
+from smoothout.lab.runs import LAST_WEIGHTS, Run, best_of, find_runs, load_run
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Records:
     A seed may have been trained again, to be measured, and on a GPU comes out otherwise. One of its runs counts: that
     with weights, else with most measurements. In a group its epochs are those of the training that began first: no
     later one changes an accuracy.
+
+    A run that was to stop earlier need not be made where there is one that went on: its first epochs are that run (on a
+    GPU their last is judged by fused layers, which differ by rounding).
     """
 
     def __init__(self, runs: Iterable[Found]) -> None:
@@ -82,28 +87,54 @@ class Records:
 
     def of(self, config: Config) -> Found | None:
         """The run of this configuration, seed included."""
-        return self._by_hash.get(config.hash)
+        found = self._by_hash.get(config.hash)
+        return found if found is not None and found.is_done else self._cut_out(config) or found
 
     def all(self) -> list[Found]:
-        """Everything that is there."""
+        """Everything that is there, nothing of it cut."""
         return list(self._by_hash.values())
 
     def seeds_of(self, config: Config) -> list[Found]:
         """Every run of a configuration, seed apart, in the order of seeds."""
-        return sorted(self._seeds.get(config.with_seed(0).hash, []), key=lambda found: found.run.config.seed)
+        ways = dict.fromkeys(config.with_seed(0) for config in (config, replace(config, stop_after=0)))
+        seeds = sorted({found.run.config.seed for way in ways for found in self._seeds.get(way.hash, [])})
+        return [found for seed in seeds if (found := self.of(config.with_seed(seed))) is not None]
 
     def group(self, config: Config) -> Group | None:
         """The finished runs of a configuration, seed apart; None if there are none."""
         runs = [self._as_first_trained(found.run) for found in self.seeds_of(config) if found.run.record is not None]
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
+    def _cut_out(self, config: Config) -> Found | None:
+        """The beginning of a run that went on; None where there is none, or where the end is judged otherwise."""
+        whole = self._by_hash.get(replace(config, stop_after=0).hash)
+        is_judged_alike = config.remeasure_bn == "no" and config.method not in MEASURE_STATISTICS_ANYWAY
+        if not config.stop_after or not is_judged_alike or whole is None or whole.run.record is None:
+            return None
+        run = _first_epochs(self._as_first_trained(whole.run), config.stop_after)
+        return Found(run, measured=frozenset(), has_weights=False)
+
     def _as_first_trained(self, run: Run) -> Run:
-        first = min(self._finished[run.config.hash], key=started)
+        first = min(self._finished.get(run.config.hash, [run]), key=started)
         return replace(run, metrics=first.metrics, record=first.record)
 
     def diverged(self, *configs: Config) -> int:
         """How many runs of these configurations, seed apart, ended without a result."""
         return sum(bool(found.failure) for config in configs for found in self.seeds_of(config))
+
+
+def _first_epochs(run: Run, number: int) -> Run:
+    """A finished run as `--stop-after` would have ended it; where the end of a run is judged as any epoch is."""
+    assert run.record is not None
+    config, metrics = replace(run.config, stop_after=number), run.metrics[:number]
+    record = replace(
+        run.record,
+        config=config,
+        last=metrics[-1],
+        best=best_of(metrics),
+        seconds=run.record.seconds - math.fsum(epoch.seconds for epoch in run.metrics[number:]),
+    )
+    return replace(run, config=config, metrics=metrics, record=record)
 
 
 def look(path: Path) -> Found:

@@ -47,7 +47,8 @@ def _line(base: Row, experiment: Experiment, setting: Setting, records: Records)
     rows = {row.config.method: row for row in experiment.rows if row.versus == base.config}
     others = {method: records.group(row.config) for method, row in rows.items()}
     diverged = {method: records.diverged(row.config) for method, row in rows.items()}
-    name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}"
+    which = " (best epoch)" if base.config.report == "best" else ""
+    name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}{which}"
     is_whole = not records.diverged(base.config)
     cells = [_cell(group, others.get(method), diverged.get(method, 0), is_whole) for method in COMPARED]
     counts = {len(each.records) for each in (group, *others.values()) if each is not None}

@@ -244,6 +244,14 @@ def has_its_own_seconds(record: Record) -> bool:
     return record.provenance.cuda is None or record.provenance.together is not None
 
 
+def each_training_once(records: Iterable[Record]) -> list[Record]:
+    """Without those that are the first epochs of another one among them."""
+    longest: dict[tuple[str, str], Record] = {}
+    for record in sorted(records, key=lambda record: not record.config.stop_after):  # whole runs take their places
+        longest[replace(record.config, stop_after=0).hash, record.provenance.started] = record
+    return list(longest.values())
+
+
 def training_seconds(run: Run) -> float:
     """Epochs × the median epoch: without starting and compiling."""
     return median(metrics.seconds for metrics in run.metrics) * len(run.metrics)

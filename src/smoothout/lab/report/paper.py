@@ -17,6 +17,7 @@ from smoothout.lab.report.groups import (
     Sample,
     compare,
     compare_in_study,
+    each_training_once,
     has_its_own_seconds,
     pairs,
     reported,
@@ -154,7 +155,7 @@ def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
 
 def gpu_time(trained: Sequence[Record]) -> tuple[str, ...]:
     """In a sentence, what training took; runs side by side share their seconds. Nothing without a GPU's run."""
-    made = [record for record in trained if record.provenance.cuda is not None]
+    made = [record for record in each_training_once(trained) if record.provenance.cuda is not None]
     known = [record for record in made if has_its_own_seconds(record)]
     more = f"; of {len(made) - len(known)} more, which shared a GPU, it is not known" if len(known) < len(made) else ""
     if not known:

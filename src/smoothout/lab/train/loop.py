@@ -30,6 +30,7 @@ from smoothout.lab.runs import (
     Record,
     RunError,
     RunFolder,
+    best_of,
 )
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.checkpoint import Position
@@ -257,8 +258,7 @@ class Trainer:
 
     @property
     def best(self) -> EpochMetrics:
-        """The epoch with the best test accuracy, the first of equals."""
-        return max(self.history, key=lambda metrics: metrics.test_accuracy)
+        return best_of(self.history)
 
     def _training_images(self, **how: Any) -> Iterable[tuple[Tensor, Tensor]]:
         around = self.around
