@@ -132,13 +132,17 @@ class Config:
 
         Settings at their default are left out, so that one added later does not change the hash of old runs.
         """
-        defaults = {each.name: each.default for each in fields(self)}
-        told = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        told = {name: value for name, (value, default) in values.items() if value != default}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_seed(self, seed: int) -> Config:
         """The same run with another seed."""
         return self if seed == self.seed else replace(self, seed=seed)
+
+    def to_the_end(self) -> Config:
+        """The same run if nothing stops it earlier."""
+        return replace(self, stop_after=0) if self.stop_after else self
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
@@ -161,9 +165,10 @@ def setting_names() -> list[str]:
 
 def check_names(settings: Mapping[str, Any]) -> None:
     """Refuse a setting that does not exist, with the nearest that does."""
+    known = setting_names()
     for name in settings:
-        if name not in setting_names():
-            raise ConfigError(f"there is no setting {name!r}{nearest(name, setting_names())}")
+        if name not in known:
+            raise ConfigError(f"there is no setting {name!r}{nearest(name, known)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

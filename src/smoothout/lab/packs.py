@@ -98,7 +98,7 @@ def unpack(file: Path, folder: Path) -> list[Path]:
         for name, value in files.items():
             target = place / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps(value, indent=1))
+            target.write_text(json.dumps(value))
         place.mkdir(parents=True, exist_ok=True)
         (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
         made.append(place)

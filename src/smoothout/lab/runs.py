@@ -77,8 +77,10 @@ class EpochMetrics:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EpochMetrics:
-        known: dict[str, Any] = {each.name: values[each.name] for each in fields(cls) if each.name != "smoothed_loss"}
-        return cls(smoothed_loss=values.get("smoothed_loss"), **known)
+        return cls(smoothed_loss=values.get("smoothed_loss"), **{name: values[name] for name in _OF_EVERY_EPOCH})
+
+
+_OF_EVERY_EPOCH = [each.name for each in fields(EpochMetrics) if each.name != "smoothed_loss"]
 
 
 @dataclass(frozen=True)

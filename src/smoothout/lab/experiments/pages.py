@@ -67,7 +67,7 @@ def _in_short(experiments: Wanted, records: Records, used: Sequence[Record]) -> 
     return (Section("In short", (IN_SHORT, *cost), table),) if table.rows else ()
 
 
-def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
+def _measured(experiments: Wanted, records: Records, with_pictures: bool = True) -> list[list[Section]]:
     """Of each experiment what was measured, and what none before it shows: presets and tables share many runs.
 
     That is pictures, tables with another run, and verdicts on other runs of the preset.
@@ -80,7 +80,7 @@ def _measured(experiments: Wanted, records: Records) -> list[list[Section]]:
         own = {config for config in measured if config.preset == setting.preset}
         shows = not measured <= seen or any(drawn(drawing, records) for drawing in experiment.drawings)
         judges = experiment.judge is not None and not own <= judged[experiment.name]
-        how = {"only_measured": True, "with_table": shows}
+        how = {"only_measured": True, "with_table": shows, "with_pictures": with_pictures}
         made.append(paper.sections(experiment, setting, records, **how) if shows or judges else [])
         seen |= measured
         judged[experiment.name] |= measured
@@ -100,7 +100,7 @@ def results_markdown(experiments: Wanted, records: Records, command: str) -> str
     unmeasured: dict[str, list[str]] = {}
     # Pictures are for pages, and the rows of figures stand in tables.
     tables = [(setting, experiment) for setting, experiment in experiments if not experiment.name.startswith("figure")]
-    for (setting, experiment), made in zip(tables, _measured(tables, records)):
+    for (setting, experiment), made in zip(tables, _measured(tables, records, with_pictures=False)):
         sections += made
         if not made and not all(records.seeds_of(row.config) for row in experiment.rows):
             unmeasured.setdefault(experiment.title, []).append(setting.preset)

@@ -96,9 +96,13 @@ class Records:
 
     def seeds_of(self, config: Config) -> list[Found]:
         """Every run of a configuration, seed apart, in the order of seeds."""
-        ways = dict.fromkeys(config.with_seed(0) for config in (config, replace(config, stop_after=0)))
-        seeds = sorted({found.run.config.seed for way in ways for found in self._seeds.get(way.hash, [])})
-        return [found for seed in seeds if (found := self.of(config.with_seed(seed))) is not None]
+        config = config.with_seed(0)
+        there = {found.run.config.seed: found for found in self._seeds.get(config.hash, [])}
+        for whole in self._seeds.get(config.to_the_end().hash, []) if config.stop_after else []:
+            seed = whole.run.config.seed
+            if (found := self.of(config.with_seed(seed))) is not None:
+                there[seed] = found
+        return [there[seed] for seed in sorted(there)]
 
     def group(self, config: Config) -> Group | None:
         """The finished runs of a configuration, seed apart; None if there are none."""
@@ -107,9 +111,11 @@ class Records:
 
     def _cut_out(self, config: Config) -> Found | None:
         """The beginning of a run that went on; None where there is none, or where the end is judged otherwise."""
-        whole = self._by_hash.get(replace(config, stop_after=0).hash)
         is_judged_alike = config.remeasure_bn == "no" and config.method not in MEASURE_STATISTICS_ANYWAY
-        if not config.stop_after or not is_judged_alike or whole is None or whole.run.record is None:
+        if not config.stop_after or not is_judged_alike:
+            return None
+        whole = self._by_hash.get(config.to_the_end().hash)
+        if whole is None or whole.run.record is None:
             return None
         run = _first_epochs(self._as_first_trained(whole.run), config.stop_after)
         return Found(run, measured=frozenset(), has_weights=False)

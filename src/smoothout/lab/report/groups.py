@@ -248,7 +248,7 @@ def each_training_once(records: Iterable[Record]) -> list[Record]:
     """Without those that are the first epochs of another one among them."""
     longest: dict[tuple[str, str], Record] = {}
     for record in sorted(records, key=lambda record: not record.config.stop_after):  # whole runs take their places
-        longest[replace(record.config, stop_after=0).hash, record.provenance.started] = record
+        longest[record.config.to_the_end().hash, record.provenance.started] = record
     return list(longest.values())
 
 

@@ -69,20 +69,26 @@ POINTS, LOSS = _Unit(100.0, 2, 1), _Unit(1.0, 3, -1)
 
 
 def sections(
-    experiment: Experiment, setting: Setting, records: Records, only_measured: bool = False, with_table: bool = True
+    experiment: Experiment,
+    setting: Setting,
+    records: Records,
+    only_measured: bool = False,
+    with_table: bool = True,
+    with_pictures: bool = True,
 ) -> list[Section]:
     """The sections of one experiment in one preset: a table with pictures, and verdicts.
 
     Args:
         only_measured: leave rows without a run out.
         with_table: else only verdicts.
+        with_pictures: of the table; they take most of the time.
     """
     is_tiny = setting.scale == "tiny"
     heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
     heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
     rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
     made = []
-    figures = drawings(experiment, records) if with_table else ()
+    figures = drawings(experiment, records) if with_table and with_pictures else ()
     if with_table and (rows or figures):
         study = [group for row in rows if (group := records.group(row.config))] if experiment.pools_spread else []
         cells = [_row(row, i, rows, records, setting, study) for i, row in enumerate(rows)]
