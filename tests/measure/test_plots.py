@@ -38,6 +38,19 @@ def test_sensitivity(networks, tmp_path):
     assert shown(results["one"].plot(), tmp_path) == []
 
 
+@pytest.mark.parametrize(("length", "columns"), [(3, 3), (22, 2), (50, 1)])
+def test_names_above_a_plot_fit_into_it(networks, tmp_path, length, columns):
+    models, data = networks
+    found = measure.landscape(models["one"], cross_entropy, data, steps=5)
+    ax = plots.plot_landscape({(f"{i} " + "runs/some-network/" * 3)[:length]: found for i in range(3)})
+    shown(ax, tmp_path)
+    box = ax.get_legend().get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= ax.figure.bbox.x1
+    assert box.y0 >= ax.bbox.y1 - 1
+    assert ax.get_legend()._ncols == columns
+
+
 def test_interpolation(networks, tmp_path):
     models, data = networks
     a, b = (m.state_dict() for m in models.values())

@@ -1,8 +1,11 @@
 """Whether shorter runs rank alike: the verdict follows the records."""
 
+import random
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
+from scipy import stats
 
 from smoothout.lab.experiments import lengths
 from smoothout.lab.experiments.choice import DEEP_EPOCHS
@@ -55,6 +58,26 @@ def test_a_candidate_that_diverges_in_the_long_run_is_its_last(as_if_run):
     verdict, *_ = lengths.lengths(OURS).judge(Records(runs))
     assert "over 6 of 6 candidates; the best of 100 epochs is number 6 at 400" in verdict.evidence
     assert "+0.50 and diverged" in verdict.evidence
+
+
+def test_orders_are_compared_within_strata():
+    generator = random.Random(0)
+    first = [generator.random() for _ in range(30)]
+    second = [x + generator.random() for x in first]
+    expected = stats.kendalltau(first, second, method="exact")
+    tau, p = lengths.kendall(first, second, ["one"] * 30)
+    assert tau == pytest.approx(expected.statistic)
+    assert p == pytest.approx(expected.pvalue, rel=0.1)
+    # Two regimes that lie apart in both figures: only what is ordered within them counts.
+    low, high = [1.0, 2.0, 3.0, 4.0], [11.0, 12.0, 13.0, 14.0]
+    tau, p = lengths.kendall([*low, *high], [*low[::-1], *high[::-1]], ["low"] * 4 + ["high"] * 4)
+    assert tau == -1.0
+    assert lengths.kendall([*low, *high], [*low[::-1], *high[::-1]], [None] * 8)[0] > 0
+    orders = list(permutations(range(4)))  # that both are the other way round, or both the same
+    taus = [lengths.kendall(range(4), order, [0] * 4)[0] for order in orders]
+    scores = [one + other for one in taus for other in taus]
+    assert p == pytest.approx(sum(abs(score) == 2 for score in scores) / len(scores), abs=0.01)
+    assert lengths.kendall([1.0, 1.0], [1.0, 2.0], [0, 0]) == (0.0, 1.0)
 
 
 def by_epoch(found, early, late, last):

@@ -18,14 +18,15 @@ ROOT = Path(__file__).parents[3]
 # The log tells history: figures of records that were measured again since.
 PAGES = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/**/*.md") if p.name not in ("log.md", "results.md"))]
 FIGURES = re.compile(
-    r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]|× \d+\.\d+ \[\d+\.\d+, \d+\.\d+\]"
+    r"[+-]\d+\.\d+(?: points)? \[[+-]\d+\.\d+, [+-]\d+\.\d+\]|× \d+\.\d+ \[\d+\.\d+, \d+\.\d+\]"
     r"|\d[\d,]*(?:\.\d+)? ± \d[\d,]*(?:\.\d+)?(?: %)?|\d\d\.\d\d %"
 )
 
 
 def figures_of(text):
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)  # what blocks print is compared where they are run
-    return set(FIGURES.findall(re.sub(r"\s+", " ", text.replace("−", "-").replace("**", ""))))
+    found = FIGURES.findall(re.sub(r"\s+", " ", text.replace("−", "-").replace("**", "")))
+    return {figure.replace(" points", "") for figure in found}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

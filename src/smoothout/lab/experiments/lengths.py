@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from statistics import fmean
 
 from smoothout.lab.config import Config
@@ -49,7 +51,8 @@ def lengths(setting: Setting) -> Experiment:
             f"The verdicts on the first {DECIDED_BY} epochs are from all finished runs of {DEEP_EPOCHS} epochs with a "
             f"constant strength, whatever experiment made them: mean accuracies of the {WINDOW} epochs up to "
             f"{DECIDED_BY} and up to {DEEP_EPOCHS - 1}, as trained. The last epoch by itself is partly luck, and may "
-            "have been judged with statistics measured anew. τ is Kendall's.",
+            "have been judged with statistics measured anew. τ is Kendall's; there only runs of one preset and one "
+            "warm-up are compared with each other, for those of a weak one and a good one are told apart at once.",
         ),
         judge=partial(_judge, setting),
     )
@@ -78,8 +81,9 @@ def _decided_early(records: Records, on_held_out: bool) -> Verdict:
     changes: dict[bool, list[float]] = {True: [], False: []}  # by whether there was noise
     for run, before, after in zip(runs, early, late):
         changes[run.config.method != "plain"].append(after - before)
-    verdict, order = _in_common(early, late)
-    _, with_the_last = _in_common(early, [run.metrics[-1].test_accuracy for run in runs])
+    regimes = [(run.config.preset, run.config.lr_warmup) for run in runs]
+    verdict, order = _in_common(early, late, regimes)
+    _, with_the_last = _in_common(early, [run.metrics[-1].test_accuracy for run in runs], regimes)
     of_all, more = Sample((*changes[True], *changes[False])), difference(changes[False], changes[True], paired=False)
     spread = "" if of_all.sd is None else f" ± {100 * of_all.sd:.2f}"
     of_noise = "" if more is None else f", by {more.in_points()} more with noise than without"
@@ -102,13 +106,39 @@ def _mean_accuracy_up_to(epoch: int, run: Run) -> float:
     return fmean(metrics.test_accuracy for metrics in run.metrics[epoch - WINDOW : epoch])
 
 
-def _in_common(first: Sequence[float], second: Sequence[float]) -> tuple[str, str]:
-    """Whether two figures of the same runs order them alike, in a word, and by how much."""
-    from scipy import stats  # takes most of a second, which every command would wait for
+def _in_common(
+    first: Sequence[float], second: Sequence[float], strata: Sequence[Hashable] | None = None
+) -> tuple[str, str]:
+    """Whether two figures of the same runs order them alike, in a word, and by how much.
 
-    tau, p = stats.kendalltau(first, second)
+    Args:
+        strata: only runs of the same one are compared with each other.
+    """
+    tau, p = kendall(first, second, strata or [None] * len(first))
     verdict = ("holds" if tau > 0 else "the opposite order") if p < SURE else "no order in common is shown"
     return verdict, f"τ {tau:+.2f} (p = {p:.2g})"
+
+
+def kendall(first: Sequence[float], second: Sequence[float], strata: Sequence[Hashable]) -> tuple[float, float]:
+    """Kendall's τ over the pairs within strata, and its p by the normal law (Hirsch, Slack and Smith, 1982).
+
+    A tie counts as half in order: p is then a little too large.
+    """
+    members: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
+    for x, y, stratum in zip(first, second, strata, strict=True):
+        members[stratum].append((x, y))
+    score, pairs, variance = 0, 0, 0.0
+    for values in members.values():
+        n = len(values)
+        score += sum(_sign((x1 - x2) * (y1 - y2)) for (x1, y1), (x2, y2) in combinations(values, 2))
+        pairs += n * (n - 1) // 2
+        variance += n * (n - 1) * (2 * n + 5) / 18
+    z = max(abs(score) - 1, 0) / math.sqrt(variance)  # less one: scores are whole numbers
+    return score / pairs, math.erfc(z / math.sqrt(2))
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
 
 
 def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:

@@ -80,6 +80,8 @@ def _measured(experiments: Wanted, records: Records, with_pictures: bool = True)
         own = {config for config in measured if config.preset == setting.preset}
         shows = not measured <= seen or any(drawn(drawing, records) for drawing in experiment.drawings)
         judges = experiment.judge is not None and not own <= judged[experiment.name]
+        if experiment.pools_spread and not any(row.versus and row.config in measured for row in experiment.rows):
+            shows = judges = False  # a study in which nothing can be compared yet
         how = {"only_measured": True, "with_table": shows, "with_pictures": with_pictures}
         made.append(paper.sections(experiment, setting, records, **how) if shows or judges else [])
         seen |= measured

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from smoothout.lab.config import Config
 from smoothout.lab.data import catalogue
-from smoothout.lab.experiments.records import Found, Records
+from smoothout.lab.experiments.records import Found, Records, is_in_longer_runs
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring
 
@@ -114,6 +114,8 @@ def _wanted(
 ) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
     """Each run once, with all that any experiment wants to know of it; and each line of the first seed.
 
+    Not a run that is the beginning of another one, unless it is to be measured.
+
     Landscapes are of the first seed, too: they take as long as a short training, and one is drawn.
     """
     runs: dict[Config, tuple[Measuring, ...]] = {}
@@ -126,7 +128,8 @@ def _wanted(
                 runs[config] = _without_doubles((*runs.get(config, ()), *asked))
         for line in experiment.lines:
             lines[replace(line, start=line.start.with_seed(seeds[0]), end=line.end.with_seed(seeds[0]))] = None
-    return runs, list(lines)
+    held = {config for config in runs if is_in_longer_runs(config) and config.to_the_end() in runs}
+    return {config: asked for config, asked in runs.items() if asked or config not in held}, list(lines)
 
 
 def _without_doubles(measurements: Iterable[Measuring]) -> tuple[Measuring, ...]:

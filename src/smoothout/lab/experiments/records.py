@@ -110,18 +110,17 @@ class Records:
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
     def _cut_out(self, config: Config) -> Found | None:
-        """The beginning of a run that went on; None where there is none, or where the end is judged otherwise."""
-        is_judged_alike = config.remeasure_bn == "no" and config.method not in MEASURE_STATISTICS_ANYWAY
-        if not config.stop_after or not is_judged_alike:
-            return None
-        whole = self._by_hash.get(config.to_the_end().hash)
+        """The beginning of a finished run that went on; None where there is none. Nothing was measured of it."""
+        whole = self._by_hash.get(config.to_the_end().hash) if is_in_longer_runs(config) else None
         if whole is None or whole.run.record is None:
             return None
         run = _first_epochs(self._as_first_trained(whole.run), config.stop_after)
         return Found(run, measured=frozenset(), has_weights=False)
 
     def _as_first_trained(self, run: Run) -> Run:
-        first = min(self._finished.get(run.config.hash, [run]), key=started)
+        cut = self._cut_out(run.config)
+        trainings = [*self._finished.get(run.config.hash, ()), *([] if cut is None else [cut.run])]
+        first = min(trainings, key=started)
         return replace(run, metrics=first.metrics, record=first.record)
 
     def diverged(self, *configs: Config) -> int:
@@ -129,8 +128,14 @@ class Records:
         return sum(bool(found.failure) for config in configs for found in self.seeds_of(config))
 
 
+def is_in_longer_runs(config: Config) -> bool:
+    """Whether a run stops early, and its end is judged as any epoch is: one that goes on holds it."""
+    is_judged_alike = config.remeasure_bn == "no" and config.method not in MEASURE_STATISTICS_ANYWAY
+    return bool(config.stop_after) and is_judged_alike
+
+
 def _first_epochs(run: Run, number: int) -> Run:
-    """A finished run as `--stop-after` would have ended it; where the end of a run is judged as any epoch is."""
+    """A finished run as `--stop-after` would have ended it."""
     assert run.record is not None
     config, metrics = replace(run.config, stop_after=number), run.metrics[:number]
     record = replace(

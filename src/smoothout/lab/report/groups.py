@@ -247,7 +247,7 @@ def has_its_own_seconds(record: Record) -> bool:
 def each_training_once(records: Iterable[Record]) -> list[Record]:
     """Without those that are the first epochs of another one among them."""
     longest: dict[tuple[str, str], Record] = {}
-    for record in sorted(records, key=lambda record: not record.config.stop_after):  # whole runs take their places
+    for record in sorted(records, key=lambda record: record.config.epochs_trained):
         longest[record.config.to_the_end().hash, record.provenance.started] = record
     return list(longest.values())
 
