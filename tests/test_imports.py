@@ -55,3 +55,4 @@ def test_public_names():
         assert getattr(smoothout, name) is not None
     assert callable(smoothout.suggest_strength)  # lazily, with scipy
     assert callable(smoothout.measure.sharpness)
+    assert {*smoothout.__all__, "measure", "suggest_strength"} <= set(dir(smoothout))

@@ -465,6 +465,11 @@ BAD_INPUT = [
     (lambda: SmoothOut(LINEAR, noise="pink"), ValueError, "noise='pink' is not known: use one of .*'uniform'"),
     (lambda: SmoothOut(LINEAR, noise=3), TypeError, r"noise=3 has no method draw\(parameter, generator\)"),
     (lambda: SmoothOut(LINEAR, scale="layer"), ValueError, "scale='layer' is not known: use one of .*'filter'"),
+    (
+        lambda: AdaSmoothOut(LINEAR, scale="absolute"),
+        ValueError,
+        "scale='absolute': AdaSmoothOut scales noise by filters",
+    ),
     (lambda: SmoothOut(LINEAR, noise=Bernoulli(0.1)), ValueError, 'needs scale="weight"'),
     (lambda: Bernoulli(1.5), ValueError, "p=1.5"),
     (lambda: SmoothOut(LINEAR, schedule=0.5), TypeError, "schedule=0.5 is not callable"),

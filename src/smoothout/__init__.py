@@ -39,6 +39,10 @@ __all__ = [
 _LAZY = ("measure", "suggest_strength")  # need scipy: not in __all__, so that a star import does not load it
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 def __getattr__(name: str) -> Any:
     """`measure` needs scipy: it is imported when it is first used."""
     if name in _LAZY:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
 from smoothout.checks import check_model, check_strength, is_whole, seed_number
-from smoothout.filters import Scale, as_scale
+from smoothout.filters import Filter, Scale, as_scale
 from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
 from smoothout.perturb import Perturbation
@@ -295,6 +295,8 @@ class AdaSmoothOut(SmoothOut):
     def __init__(
         self, model: nn.Module, strength: float = 0.15, *, scale: str | Scale = "filter", **others: Any
     ) -> None:
+        if not isinstance(as_scale(scale), Filter):
+            raise ValueError(f"scale={scale!r}: AdaSmoothOut scales noise by filters; for another scale take SmoothOut")
         super().__init__(model, strength, scale=scale, **others)
 
 

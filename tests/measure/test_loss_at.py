@@ -288,6 +288,17 @@ def test_a_loss_that_is_no_scalar_is_refused(name, loss_fn, words):
         MEASUREMENTS[name](mlp(), loss_fn, batches())
 
 
+def test_one_batch_instead_of_a_list_of_them_is_told_beside_the_error():
+    (batch, *_) = batches()
+    with pytest.raises(Exception) as raised:
+        measure.sharpness(mlp(), cross_entropy, batch)
+    assert any("give [batch]" in note for note in raised.value.__notes__)
+    assert measure.sharpness(mlp(), cross_entropy, [batch]).value > 0
+    with pytest.raises(ZeroDivisionError) as raised:
+        measure.sharpness(mlp(), lambda model, batch: 1 / 0, [batch])
+    assert not hasattr(raised.value, "__notes__")
+
+
 def test_other_bad_input():
     frozen = mlp().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to measure"):

@@ -121,7 +121,7 @@ class ModelLossAt:
         """The mean loss at the parameters as they are."""
         mean = _Mean()
         for batch in self.each_batch():
-            mean.add(_scalar(self.loss_fn(self.model, batch)), weight_of(batch))
+            mean.add(self._loss_of(batch), weight_of(batch))
         return mean.value()
 
     @torch.no_grad()
@@ -131,7 +131,7 @@ class ModelLossAt:
         for i, batch in enumerate(self.each_batch()):
             if w_of_batch is not None:
                 self.write(w_of_batch(i))
-            loss.add(_scalar(self.loss_fn(self.model, batch)), weight_of(batch))
+            loss.add(self._loss_of(batch), weight_of(batch))
             right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
             if right is not None:
                 accuracy.add(torch.as_tensor(right), weight_of(batch))
@@ -142,7 +142,7 @@ class ModelLossAt:
         loss, gradient, differentiable = _Mean(), _Mean(), False
         with torch.enable_grad(), _recurrent_derivatives(self.model):
             for batch in self.each_batch():
-                batch_loss = _scalar(self.loss_fn(self.model, batch))
+                batch_loss = self._loss_of(batch)
                 differentiable |= batch_loss.requires_grad
                 gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
                 loss.add(batch_loss.detach(), weight_of(batch))
@@ -158,7 +158,7 @@ class ModelLossAt:
         product, differentiable = _Mean(), False
         with torch.enable_grad(), _recurrent_derivatives(self.model), _second_order():
             for batch in self.each_batch():
-                batch_loss = _scalar(self.loss_fn(self.model, batch))
+                batch_loss = self._loss_of(batch)
                 differentiable |= batch_loss.requires_grad
                 product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
         self._check_graph(differentiable, w)
@@ -183,9 +183,17 @@ class ModelLossAt:
     @torch.no_grad()
     def _first_bad_batch(self) -> str:
         for i, batch in enumerate(self.each_batch()):
-            if not math.isfinite(loss := float(self.loss_fn(self.model, batch))):
+            if not math.isfinite(loss := float(self._loss_of(batch))):
                 return f"batch {i} gives {loss}; flatness is measured at a point where the loss is finite"
         return "though every batch alone gives a finite one"
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        try:
+            return _scalar(self.loss_fn(self.model, batch))
+        except Exception as error:
+            if isinstance(batch, Tensor):
+                error.add_note("batches gave a tensor as a batch: if they are one batch themselves, give [batch]")
+            raise
 
     def each_batch(self) -> Iterator[Any]:
         """One pass over the batches, from the same random state each time."""
