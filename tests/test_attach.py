@@ -808,3 +808,25 @@ def test_an_interrupt_after_the_forward_leaves_no_noisy_evaluation():
     model.eval()
     with torch.no_grad():
         assert torch.equal(model(x), clean)
+
+
+@pytest.mark.parametrize("how", ["in the optimizer already", "a group of its own"])
+def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
+    model = Mlp()
+    (name, late), *_ = model.named_parameters()
+    late.requires_grad_(False)
+    others = [p for p in model.parameters() if p is not late]
+    optimizer = torch.optim.SGD(others if how == "a group of its own" else model.parameters(), lr=0.01)
+    handle = SmoothOut(model, 0.1).attach(optimizer)
+    plain_loop(model, optimizer, batches(3))
+    assert not [w for w in recwarn if "take no noise" in str(w.message)]
+    late.requires_grad_(True)
+    if how == "a group of its own":
+        optimizer.add_param_group({"params": [late]})
+    plain_loop(model, optimizer, batches(8))
+    (told,) = [str(w.message) for w in recwarn if "take no noise" in str(w.message)]
+    assert told.startswith(f"{name} trains now")
+    handle.remove()
+    SmoothOut(model, 0.1).attach(optimizer)
+    plain_loop(model, optimizer, batches(8))
+    assert len([w for w in recwarn if "take no noise" in str(w.message)]) == 1

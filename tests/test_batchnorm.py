@@ -81,3 +81,23 @@ def test_without_a_batch_and_after_an_error_the_statistics_stay():
     with pytest.raises(TypeError):
         update_bn(norm, [torch.randn(8, 4), 3])
     assert_same(norm, before)
+
+
+def test_instance_norm_that_tracks_is_frozen_too():
+    model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.InstanceNorm1d(3, track_running_stats=True, momentum=0.3))
+    before = snapshot(model)
+    with frozen_statistics(model):
+        model(torch.randn(4, 2, 5))
+    assert_same(model, before, buffers=True)
+    assert model[1].momentum == 0.3
+    model(torch.randn(4, 2, 5))
+    assert not torch.equal(model[1].running_mean, torch.zeros(3))
+
+
+def test_update_bn_of_batches_that_are_dictionaries_asks_how():
+    model = network()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="a batch is a dict: say how the model is called"):
+        update_bn(model, [{"image": torch.randn(8, 4)}])
+    assert_same(model, before, buffers=True)
+    update_bn(model, [{"image": torch.randn(8, 4)}], forward=lambda model, batch: model(batch["image"]))

@@ -341,3 +341,89 @@ def fsdp2_communicates_no_more_than_without_noise(rank):
 
 def test_fsdp2_communicates_no_more_than_without_noise(in_two_processes):
     in_two_processes(fsdp2_communicates_no_more_than_without_noise)
+
+
+class Rooted(nn.Module):
+    """Its block is sharded by itself; the rest is the root's, which FSDP2 keeps gathered from forward to backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.block, self.head = nn.Linear(6, 7), nn.Linear(7, 7), nn.Linear(7, 3)
+        self.fails = False
+
+    def forward(self, x):
+        hidden = torch.tanh(self.block(torch.tanh(self.embedding(x))))
+        if self.fails:
+            raise ZeroDivisionError
+        return self.head(hidden)
+
+
+def rooted():
+    """Unsharded and sharded twins with the same noise."""
+    twin, model = Rooted(), Rooted()
+    fully_shard(model.block)
+    fully_shard(model)
+    return twin, model, SmoothOut(twin, 0.3, shared_noise=True), SmoothOut(model, 0.3)
+
+
+def gradients_of(model):
+    grads = [p.grad for p in model.parameters()]
+    return [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
+
+
+def after_an_exception_in_the_forward(rank, attached):
+    twin, model, _, smooth = rooted()
+    ((x, _),) = batches(1)
+    if attached:
+        smooth.attach(sgd(model))
+    model.fails = True
+    try:
+        if attached:
+            model(x)
+        else:
+            with smooth.perturbed():
+                model(x)
+    except ZeroDivisionError:
+        model.fails = False
+    assert not model.fails
+    assert all(hasattr(p, "full_tensor") for p in model.parameters())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q)
+    with torch.no_grad():
+        assert torch.equal(model(x), twin(x))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_fsdp2_keeps_no_gathered_noise_of_a_forward_that_raised(in_two_processes, attached):
+    in_two_processes(after_an_exception_in_the_forward, attached)
+
+
+def with_a_clean_pass_between(rank):
+    twin, model, of_twin, of_model = rooted()
+    of_twin.attach(sgd(twin))
+    of_model.attach(sgd(model))
+    ((x, _),) = batches(1)
+    losses = [each(x).square().mean() for each in (twin, model)]
+    with torch.no_grad():
+        assert torch.equal(twin(x), model(x))
+    for loss in losses:
+        loss.backward()
+    for ours, expected in zip(gradients_of(model), gradients_of(twin), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_fsdp2_gradients_are_those_of_the_noisy_weights_after_a_clean_pass(in_two_processes):
+    in_two_processes(with_a_clean_pass_between)
+
+
+def late_backward_of_a_part(rank):
+    _, model, _, smooth = rooted()
+    with smooth.perturbed():
+        loss = model.block(torch.ones(2, 7)).square().mean()
+    with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace"):
+        loss.backward()
+
+
+def test_fsdp2_late_backward_of_a_part_that_was_called_alone_raises(in_two_processes):
+    in_two_processes(late_backward_of_a_part)

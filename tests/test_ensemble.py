@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, assert_same, each_case, snapshot
 from smoothout import SmoothOut, SmoothOutEnsemble
@@ -169,3 +170,50 @@ def test_only_the_models_parameters_get_gradients_and_that_is_said():
         ensemble.loss(lambda model, batch: model(batch).sum(), x)
     with torch.no_grad():
         ensemble.loss(lambda model, batch: model(batch).sum(), x)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = checkpoint(lambda x: torch.tanh(self.first(x)), x, use_reentrant=False)
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_activation_checkpointing_recomputes_at_the_shifted_weights(chunk):
+    model, x = Checkpointed(), torch.randn(8, 4)
+    ensemble = SmoothOutEnsemble(model, 6, 0.5, chunk=chunk)
+    names = [s.name for s in ensemble._perturbation.selected]
+    thetas = [[θ[f"model.{name}"] for name in names] for θ in ensemble._copies()]
+
+    def loss_fn(model, batch):
+        return model(batch).square().mean()
+
+    loss, gradients = slow_mean(model, loss_fn, x, thetas, names)
+    ours = ensemble.loss(loss_fn, x)
+    ours.backward()
+    torch.testing.assert_close(ours.detach(), loss)
+    for p, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(p.grad, gradient)
+
+
+@pytest.mark.parametrize("chunk", [None, 128])
+def test_many_copies_in_half_precision_are_summed_in_single(chunk):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, dtype=torch.bfloat16)
+    twin = nn.Linear(4, 3)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(16, 4)
+    results = []
+    for each, dtype in ((model, torch.bfloat16), (twin, torch.float32)):
+        loss = SmoothOutEnsemble(each, 512, 0.1, chunk=chunk).loss(
+            lambda m, b: m(b).float().square().mean(), x.to(dtype)
+        )
+        loss.backward()
+        results.append((loss.item(), each.weight.grad.float()))
+        assert each.weight.grad.dtype == dtype
+    assert results[0][0] == pytest.approx(results[1][0], rel=0.01)
+    assert (results[0][1] - results[1][1]).norm() < 0.02 * results[1][1].norm()

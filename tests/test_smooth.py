@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, assert_same, snapshot
@@ -483,6 +484,7 @@ BAD_INPUT = [
     (lambda: SmoothOut(type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)), ValueError, "the first FSDP"),
     (lambda: SmoothOut(nn.ParameterList([torch.zeros(0)])), ValueError, "nothing to perturb in ParameterList"),
     (lambda: SmoothOut(nn.ParameterList([torch.zeros(2).to(torch.float8_e5m2)])), ValueError, "0 is torch.float8_e5m2"),
+    (lambda: SmoothOut(nn.ParameterList([TwoTensor(torch.ones(2), torch.ones(2))])), ValueError, "0 is a TwoTensor"),
     (lambda: SmoothOut(LINEAR).load_state_dict(None), TypeError, "state is a NoneType"),
     (lambda: SmoothOut(LINEAR).load_state_dict(STATE | {"step": "3"}), ValueError, "its 'step' is '3'"),
     (lambda: SmoothOut(LINEAR).load_state_dict(STATE | {"draw": -1}), ValueError, "its 'draw' is -1"),
@@ -679,3 +681,13 @@ def test_a_state_tells_the_generator_that_drew_and_is_held_against_the_one_that_
     monkeypatch.setattr(Perturbation, "find_weights", lambda self: moved.append(self))
     other.load_state_dict(other.state_dict())
     assert moved == [other.perturbation]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_bernoulli_drops_weights_to_exactly_zero(dtype):
+    model = nn.Linear(40, 40, dtype=dtype)
+    clean = model.weight.detach().clone()
+    with SmoothOut(model, 1.0, noise=Bernoulli(0.3), scale="weight").perturbed():
+        dropped = model.weight == 0
+        assert torch.equal(model.weight[~dropped], clean[~dropped])
+    assert 0.2 < dropped.double().mean() < 0.4

@@ -22,7 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smoothout.hooks import Hook, remove_all, untraced, weak
-from smoothout.late_backward import LATE, in_backward, to_watch
+from smoothout.late_backward import LATE, in_backward, tensors_with_grad, to_watch
 
 if TYPE_CHECKING:
     from smoothout.perturb import Perturbation
@@ -50,13 +50,15 @@ class Attachment:
         self.removed = False
         self._draw_number = 0  # of the forward whose noise is applied
         self._backward_task = -1  # of the backward that will restore
+        self._hooks_on_leaves: list[Any] = []
         self._forward_ended = True
         self._forward_since_step = False
         self._noise_stays = False  # until the step: that of a backward without de-noising
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # of other models
-        self._warned = False
+        self._warned = self._warned_of_unfrozen = False
+        self._sizes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # parameters in each
         self._clean_passes = _CleanPasses(self._weights)
         self._refuse_second()
         _refuse_if_compiled_code_ignores_hooks(self._model)
@@ -77,6 +79,7 @@ class Attachment:
 
     def restore(self) -> None:
         """Take back the noise of a forward whose backward never came. Nothing happens if there is none."""
+        remove_all(self._hooks_on_leaves)
         self._clean_passes.stop()
         if self._weights.active:
             self._weights.restore()
@@ -175,13 +178,16 @@ class Attachment:
         self._forward_since_step = True
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = True
-        outputs = to_watch(output, (args, kwargs))
-        if not outputs:
+        outputs, draw_number, noisy = to_watch(output, (args, kwargs)), self._draw_number, self._weights.noisy
+        hooks = [t.register_hook(lambda grad: self._backward_begins(draw_number, noisy)) for t in outputs]
+        if not hooks:  # a model that gives nothing but its parameters, or its input, which outlive the backward
+            remove_all(self._hooks_on_leaves)
+            leaves = tensors_with_grad(output)
+            hooks = [t.register_hook(lambda grad: self._backward_begins(draw_number, noisy)) for t in leaves]
+            self._hooks_on_leaves += hooks
+        if not hooks:
             self.restore()  # no backward can start here
             return
-        draw_number, noisy = self._draw_number, self._weights.noisy
-        for tensor in outputs:
-            tensor.register_hook(lambda grad: self._backward_begins(draw_number, noisy))
         self._clean_passes.start()
         self._forward_ended = True  # last: a forward that an interrupt ended before has no clean passes
 
@@ -198,10 +204,12 @@ class Attachment:
 
     def _backward_ended(self) -> None:
         self._backward_task = -1
-        self._clean_passes.stop()
+        remove_all(self._hooks_on_leaves)
+        self._clean_passes.end()
         if self._weights.active:
             self._noise_stays = not self._smooth.denoise
             self._weights.restore() if self._smooth.denoise else self._weights.keep()
+        self._clean_passes.stop()  # last: an interrupt on the way leaves passes without gradients clean
 
     # ---- the optimizer's step ----------------------------------------------------------------------------------------
 
@@ -249,6 +257,23 @@ class Attachment:
             self._forward_since_step = self._noise_stays = False
             self._smooth._step += 1
             self._smooth._draw = 0
+        self._warn_of_unfrozen(optimizer)
+
+    def _warn_of_unfrozen(self, optimizer: Optimizer) -> None:
+        """Looked for where a group was added to the optimizer, and now and then: it takes longer than the rest."""
+        size, step = sum(len(group["params"]) for group in optimizer.param_groups), self._smooth.step_count
+        known, self._sizes[optimizer] = self._sizes.get(optimizer, size), size
+        if self._warned_of_unfrozen or (size == known and step & (step - 1)):
+            return
+        left_out = self._smooth._left_out()
+        if left_out:
+            self._warned_of_unfrozen = True
+            others = f" and {len(left_out) - 1} other parameters train" if len(left_out) > 1 else " trains"
+            warnings.warn(
+                f"{left_out[0]}{others} now and were frozen when SmoothOut was made, so that they take no noise: "
+                "remove() the handle, and make and attach a new SmoothOut",
+                stacklevel=4,
+            )
 
 
 class _CleanPasses:
@@ -287,8 +312,8 @@ class _CleanPasses:
     @untraced
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if self._inside is None and not torch.is_grad_enabled() and not in_backward() and module in self._modules:
-            self._inside = module
             self._noisy = self._weights.swap_in_clean()
+            self._inside = module
 
     @untraced
     def _leave(self, module: nn.Module, *_: Any) -> None:

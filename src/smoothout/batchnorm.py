@@ -7,13 +7,14 @@ weights. `frozen_statistics` leaves them alone instead; `update_bn` measures the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def _tracking(model: nn.Module) -> list[_BatchNorm]:
@@ -29,13 +30,19 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         ...     loss_fn(model(x), y).backward()
     """
     layers = _tracking(model)
+    # InstanceNorm writes to its statistics whether it tracks or not; with momentum 0 it writes what is there.
+    others = {m: m.momentum for m in model.modules() if isinstance(m, _InstanceNorm) and m.track_running_stats}
     for layer in layers:
         layer.track_running_stats = False
+    for layer in others:
+        layer.momentum = 0.0
     try:
         yield
     finally:
         for layer in layers:
             layer.track_running_stats = True
+        for layer, momentum in others.items():
+            layer.momentum = momentum
 
 
 @torch.no_grad()
@@ -86,6 +93,11 @@ def update_bn(
 
 
 def _call_with_first_tensor(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        raise ValueError(
+            f"a batch is a {type(batch).__name__}: say how the model is called, as by "
+            'forward=lambda model, batch: model(batch["image"])'
+        )
     x = batch if isinstance(batch, Tensor) else batch[0]
     # Without a parameter, as where all norms are affine=False, the running statistics say where the model is.
     return model(x.to(next(itertools.chain(model.parameters(), model.buffers())).device))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import stateless
 
 from smoothout.checks import check_model, check_strength, whole_number
-from smoothout.filters import Scale
+from smoothout.filters import Scale, precision
 from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
 from smoothout.select import Predicate
+from smoothout.sharding import sharded_modules
 from smoothout.smooth import make_perturbation
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -50,6 +53,8 @@ class SmoothOutEnsemble:
         chunk: int | None = None,
     ) -> None:
         check_model(model)
+        if sharded_modules(model):
+            raise ValueError("model is sharded by FSDP2: the ensemble needs whole weights in one process")
         self.model, self.copies = model, whole_number("copies", copies)
         self.chunk = 1 if chunk is None else whole_number("chunk", chunk)
         self.strength = check_strength(strength)
@@ -68,15 +73,17 @@ class SmoothOutEnsemble:
         trainable: dict[str, Tensor] = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         if not torch.is_grad_enabled() or not trainable:
             with torch.no_grad():
-                return torch.stack([objective.at(trainable, θ, batch) for θ in self._copies()]).mean()
+                losses = torch.stack([objective.at(trainable, θ, batch) for θ in self._copies()])
+                return losses.mean(dtype=precision(losses))
         total, gradients = self._loss_and_gradients(objective, trainable, batch)
         return _MeanLoss.apply(total, gradients, *trainable.values())
 
     def _loss_and_gradients(
         self, objective: _Objective, trainable: dict[str, Tensor], batch: Any
     ) -> tuple[Tensor, list[Tensor]]:
+        """Sums of many small numbers: in fp32 at least, rounded once at the end."""
         total: Tensor | float = 0.0
-        gradients = [torch.zeros_like(p) for p in trainable.values()]
+        gradients = [torch.zeros_like(p, dtype=precision(p)) for p in trainable.values()]
         copies = self._copies()
         for first in range(0, self.copies, self.chunk):
             chunk = [next(copies) for _ in range(min(self.chunk, self.copies - first))]
@@ -103,15 +110,19 @@ class SmoothOutEnsemble:
 
             try:
                 grads, losses = vmap(grad_and_value(at), in_dims=(None, 0), randomness="different")(w, noise)
-                yield losses.sum(), [g.sum(0) for g in grads.values()]
+                yield losses.sum(dtype=precision(losses)), [g.sum(0, dtype=precision(g)) for g in grads.values()]
                 return
             except RuntimeError:  # an operation without a batching rule: an error of the loss itself comes again below
                 self._vmap_works = False
         for θ in chunk:
             w = {name: p.detach().requires_grad_() for name, p in trainable.items()}
-            loss = objective.at(w, θ, batch)
-            grads = torch.autograd.grad(loss, list(w.values()), allow_unused=True)
-            yield loss.detach(), [torch.zeros_like(p) if g is None else g for g, p in zip(grads, w.values())]
+            with objective.moved_to(w, θ):  # in the backward, too: activation checkpointing reads the weights again
+                loss = objective.loss(batch)
+                grads = torch.autograd.grad(loss, list(w.values()), allow_unused=True)
+            yield (
+                loss.detach().to(precision(loss)),
+                [torch.zeros_like(p) if g is None else g for g, p in zip(grads, w.values())],
+            )
 
     def _copies(self) -> Iterator[dict[str, Tensor]]:
         """The N perturbations at the current w, one after another."""
@@ -121,7 +132,7 @@ class SmoothOutEnsemble:
 
 
 class _Objective(nn.Module):
-    """`loss_fn(model, batch)` as a module, so that `functional_call` can swap the model's parameters."""
+    """`loss_fn(model, batch)` as a module, so that torch can swap the model's parameters."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
         super().__init__()
@@ -140,12 +151,23 @@ class _Objective(nn.Module):
     def forward(self, batch: Any) -> Tensor:
         return self._loss_fn(self.model, batch)
 
-    def at(self, w: dict[str, Tensor], θ: dict[str, Tensor], batch: Any) -> Tensor:
-        """The loss at w + θ, where there is a θ; computed in fp32 at least and rounded once."""
+    @contextmanager
+    def moved_to(self, w: dict[str, Tensor], θ: dict[str, Tensor]) -> Iterator[None]:
+        """Inside, the parameters are w + θ, where there is a θ; computed in fp32 at least and rounded once."""
         frozen_since = {name: self.get_parameter(name).detach() for name in θ if name not in w}
         shifted = {name: (p + θ[name]).to(p.dtype) if name in θ else p for name, p in (w | frozen_since).items()}
         everywhere = {place: shifted[name] for place, name in self._places.items() if name in shifted}
-        loss = functional_call(self, everywhere, (batch,), tie_weights=False)
+        with stateless._reparametrize_module(self, everywhere, tie_weights=False):
+            yield
+
+    def at(self, w: dict[str, Tensor], θ: dict[str, Tensor], batch: Any) -> Tensor:
+        """The loss at w + θ."""
+        with self.moved_to(w, θ):
+            return self.loss(batch)
+
+    def loss(self, batch: Any) -> Tensor:
+        """At the parameters as they are; a scalar."""
+        loss = self(batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the batch's mean loss")
@@ -157,7 +179,7 @@ class _MeanLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
+        ctx.gradients, ctx.dtypes = gradients, [p.dtype for p in parameters]
         return loss.clone()
 
     @staticmethod
@@ -165,7 +187,7 @@ class _MeanLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError("the ensemble's loss has first derivatives only: no create_graph=True")
         (scale,) = grad_outputs
-        return None, None, *(scale.to(g.dtype) * g for g in ctx.gradients)
+        return None, None, *((scale.to(g.dtype) * g).to(dtype) for g, dtype in zip(ctx.gradients, ctx.dtypes))
 
 
 def vmap_can_run(model: nn.Module) -> bool:

@@ -130,6 +130,8 @@ class Foreach:
             torch._foreach_mul_(θ, factors)
         else:
             if isinstance(self._scale, filters.Weight):
+                if any(weight.dtype == torch.float64 for weight in job.weights):
+                    return list(torch._foreach_mul(torch._foreach_mul(θ, job.weights), strength))
                 torch._foreach_mul_(θ, job.weights)
             raw.mul_(strength)
         return θ

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from smoothout.hooks import Hook
+from smoothout.hooks import Hook, remove_all
 from smoothout.perturb import Perturbation
 
 
@@ -34,11 +34,11 @@ def to_watch(output: Any, inputs: Any) -> list[Tensor]:
     """The tensors whose gradients tell that a backward has come to a model's output.
 
     An operation in place on a view (`out /= 2` after `squeeze`) leads the gradient past the view, by what it is a view
-    of. If that is the model's own input, other backwards pass there as well.
+    of. Other backwards pass by what the model only hands on, its input or a parameter (`return loss, self.log_var`).
     """
     tensors, given = tensors_with_grad(output), {id(tensor) for tensor in tensors_with_grad(inputs)}
-    bases = [t._base for t in tensors if t._base is not None and t._base.grad_fn is not None]
-    return [*tensors, *(base for base in bases if id(base) not in given)]
+    bases = [tensor._base for tensor in tensors if tensor._base is not None]
+    return [each for each in (*tensors, *bases) if each.grad_fn is not None and id(each) not in given]
 
 
 def _parts(thing: Any) -> list[Any]:
@@ -76,12 +76,14 @@ class LateBackwardGuard:
         """Mark the outputs of every forward inside; at the end their draw is over."""
         self.new_draw()
         self._stop_watching_recomputes()
-        hook = self._model.register_forward_hook(Hook(self._mark), with_kwargs=True)
+        # The loop may call a part of the model alone. Where FSDP2 manages that, its backward reads weights again.
+        called = dict.fromkeys((self._model, *self._perturbation.sharded_modules))
+        hooks = [module.register_forward_hook(Hook(self._mark), with_kwargs=True) for module in called]
         try:
             yield
         finally:
             self.new_draw()
-            hook.remove()
+            remove_all(hooks)
 
     def _mark(self, module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
         # An interrupt between a hook and torch's note that it takes keywords leaves one that gets none.

@@ -70,7 +70,7 @@ class Perturbation:
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
         self._witness = Witness([])
         self._edges: list[Edge] = []
-        self._sharded_modules = sharding.sharded_modules(model)
+        self.sharded_modules = sharding.sharded_modules(model)
         self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Perturbation:
             raise
 
     def _refuse_nesting(self) -> None:
-        others = {id(p) for other in _applied if other is not self for p in other._parameters}
+        others = {id(p) for other in list(_applied) if other is not self for p in other._parameters}
         if others and not others.isdisjoint(map(id, self._parameters)):
             raise RuntimeError(
                 "another SmoothOut has noise in these weights now: noise does not nest; leave its context or finish "
@@ -201,7 +201,7 @@ class Perturbation:
 
     def _bring_back_moved(self) -> list[str]:
         """Clean values for parameters that were replaced, or their memory was, under the noise; and their names."""
-        sharding.reshard(self._sharded_modules)
+        sharding.reshard(self.sharded_modules)
         parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
         addresses = _addresses(self._parameters)
         if addresses == self._addresses and all(map(operator.is_, parameters, self._parameters)):
@@ -228,7 +228,7 @@ class Perturbation:
         self.keep()
 
     def _after_write(self) -> None:
-        sharding.reshard(self._sharded_modules)  # copies gathered from the old values must not be used again
+        sharding.reshard(self.sharded_modules)  # copies gathered from the old values must not be used again
         torch.clear_autocast_cache()
         parametrize._cache.clear()  # of parametrize.cached()
         self._versions = [p._version for p in self._parameters]
@@ -318,7 +318,7 @@ class Perturbation:
 
     def _refresh(self) -> None:
         """Find the parameters again: a model that moved, changed its dtype or was sharded since has new tensors."""
-        sharding.reshard(self._sharded_modules)
+        sharding.reshard(self.sharded_modules)
         if not are_there(self._edges):  # wrapped, or replaced, which raises
             self._edges = edges_to(self.model, self.selected)
         parameters = [s.owner._parameters.get(s.slot) for s in self.selected]
@@ -338,8 +338,8 @@ class Perturbation:
 
     def _find_tensors(self) -> None:
         """All that depends on where the parameters are."""
-        self._sharded_modules = sharding.sharded_modules(self.model)
-        sharding.reshard(self._sharded_modules)
+        self.sharded_modules = sharding.sharded_modules(self.model)
+        sharding.reshard(self.sharded_modules)
         self._parameters = [s.parameter for s in self.selected]
         if len(set(map(id, self._parameters))) < len(self._parameters):
             raise RuntimeError("weights were tied after SmoothOut was made: make a new one for this model")

@@ -21,7 +21,8 @@ class Shard:
     start: tuple[int, ...]
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own distributed one."""
     # Looked up, not imported: torch.distributed.tensor costs half a second that single-process users need not pay.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -29,7 +30,7 @@ def _is_dtensor(tensor: Tensor) -> bool:
 
 def local_part(parameter: Any) -> Shard:
     """The part of a parameter that this rank holds; all of it if it is not sharded."""
-    if not _is_dtensor(parameter):
+    if not is_dtensor(parameter):
         return Shard(parameter.detach(), (0,) * parameter.ndim)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -45,12 +46,12 @@ def local_part(parameter: Any) -> Shard:
 
 def whole(parameter: Any) -> Tensor:
     """The unsharded values of a parameter (gathers those of a DTensor: every rank must call it)."""
-    return parameter.full_tensor() if _is_dtensor(parameter) else parameter.detach()
+    return parameter.full_tensor() if is_dtensor(parameter) else parameter.detach()
 
 
 def groups_that_share_filters(parameter: Any, layout: FilterLayout) -> tuple[Any, ...]:
     """Process groups over which the squared norm of a filter adds up: those that cut a dimension inside a filter."""
-    if layout.axis == "element" or not _is_dtensor(parameter):
+    if layout.axis == "element" or not is_dtensor(parameter):
         return ()
     placements = enumerate(parameter.placements)
     return tuple(
@@ -74,14 +75,14 @@ def replicas(model: nn.Module, parameters: Iterable[Any], shared_noise: bool) ->
     its first dimension and shards along another) each have their own.
     """
     of_plain = min((int(mesh.mesh.min()) for mesh in _tensor_parallel_meshes(model)), default=rank())
-    return [0 if shared_noise else _replica(p) if _is_dtensor(p) else of_plain for p in parameters]
+    return [0 if shared_noise else _replica(p) if is_dtensor(p) else of_plain for p in parameters]
 
 
 def _tensor_parallel_meshes(model: nn.Module) -> list[Any]:
     """Of the groups that share the work of a layer: weights that are cut, and not by FSDP2, which gathers them."""
     gathered = {id(p) for module in sharded_modules(model) for p in module.parameters()}
     parameters: Iterable[Any] = model.parameters()
-    cut = (p for p in parameters if _is_dtensor(p) and id(p) not in gathered)
+    cut = (p for p in parameters if is_dtensor(p) and id(p) not in gathered)
     return [p.device_mesh for p in cut if any(placement.is_shard() for placement in p.placements)]
 
 
@@ -94,7 +95,7 @@ def _replica(parameter: Any) -> int:
 
 def like(parameter: Any, local: Tensor) -> Tensor:
     """A local tensor, wrapped as the parameter is."""
-    if not _is_dtensor(parameter):
+    if not is_dtensor(parameter):
         return local
     return type(parameter.data).from_local(
         local,
@@ -113,6 +114,15 @@ def sharded_modules(model: nn.Module) -> list[Any]:
 
 
 def reshard(modules: Iterable[Any]) -> None:
-    """Drop all-gathered copies of the weights, so that the next forward gathers what is in the shards now."""
+    """Drop all-gathered copies of the weights, so that the next pass gathers what is in the shards now.
+
+    `module.reshard()` leaves those alone that are kept from forward to backward, as the root's are by default, also
+    where an exception ended the forward.
+    """
     for module in modules:
-        module.reshard()
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in (each for each in groups if each is not None):
+            if group._all_gather_result is not None:
+                group.wait_for_unshard()  # one that was asked for ahead has the old values
+            group._to_sharded()

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from smoothout.attach import Attachment
 from smoothout.checks import check_model, check_strength, is_whole, seed_number
@@ -26,7 +28,8 @@ from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
 from smoothout.perturb import Perturbation
 from smoothout.schedule import Schedule, factor
-from smoothout.select import Predicate, select_parameters
+from smoothout.select import Predicate, Selected, select_parameters
+from smoothout.sharding import is_dtensor
 from smoothout.summary import Summary, summarise
 
 
@@ -40,7 +43,7 @@ class SmoothOut:
         scale: `"absolute"` θ = a·n; `"filter"` ‖θᵢ‖ = a·‖wᵢ‖ for every filter i; `"weight"` θ = a·w·n.
         schedule: step → factor on the strength, see `smoothout.schedule`.
         select: predicate (name, parameter, module) → bool on the trainable floating-point parameters; by default all
-            but those of normalisation layers. Asked once: after freezing or unfreezing layers make a new SmoothOut.
+            but those of normalisation layers. Asked once: after unfreezing layers make a new SmoothOut.
         seed: of a private generator: dropout, data order and the global generators are never touched.
         denoise: False leaves θ in the weights (the paper's ablation); an exception still takes it back.
         shared_noise: under DDP all ranks draw the same θ; by default each its own, so that N ranks average N draws.
@@ -76,6 +79,7 @@ class SmoothOut:
                 raise TypeError(f"{name}={flag!r}: give True or False")
         self.schedule, self.denoise = schedule, denoise
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
+        self._choose: Callable[[nn.Module], list[Selected]] | None = partial(select_parameters, predicate=select)
         self._guard = LateBackwardGuard(model, self._perturbation)
         self._attachment: Attachment | None = None
         self._sampling = False  # inside samples(), where between two draws no noise is applied
@@ -218,6 +222,13 @@ class SmoothOut:
         """One step more, whose noise was drawn by way of `perturbation`."""
         self._step += 1
 
+    def _left_out(self) -> list[str]:
+        """Parameters that were frozen when this was made, train now, and would be chosen: they take no noise."""
+        if self._choose is None:  # a copy
+            return []
+        known = {id(s.parameter) for s in self._perturbation.selected}
+        return [s.name for s in self._choose(self._perturbation.model) if id(s.parameter) not in known]
+
     def summary(self) -> Summary:
         """Per tensor: how many filters, and ‖θ‖/‖w‖ of the draw that comes next. `print` it."""
         return summarise(self._perturbation, self.current_strength, self._step)
@@ -274,7 +285,7 @@ class SmoothOut:
         """Copies and pickles are not attached: hooks stay with the model and the optimizer they were made for."""
         if self._perturbation.active or self._sampling:
             raise RuntimeError("a SmoothOut cannot be copied or pickled while its noise is applied: do it afterwards")
-        return self.__dict__ | {"_attachment": None}
+        return self.__dict__ | {"_attachment": None, "_choose": None}  # a user's predicate may not be picklable
 
     def _fingerprint(self) -> str:
         shapes = [(s.plain_name, tuple(s.parameter.shape)) for s in self._perturbation.selected]
@@ -325,6 +336,12 @@ def make_perturbation(
         raise ValueError(
             f"{renormed[0]} is rescaled by its layer in every forward (max_norm), which goes with the noise: "
             "leave it out by select"
+        )
+    wrapped = [s for s in selected if is_traceable_wrapper_subclass(s.parameter) and not is_dtensor(s.parameter)]
+    if wrapped:
+        kind = type(wrapped[0].parameter).__name__
+        raise ValueError(
+            f"{wrapped[0].name} is a {kind}, whose inner tensors cannot be backed up: leave it out by select"
         )
     too_small = [s for s in selected if s.parameter.dtype.itemsize < 2]
     if too_small:

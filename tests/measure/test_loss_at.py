@@ -345,3 +345,19 @@ def test_an_attached_model_whose_backward_is_still_to_come_is_not_measured():
         measure.sensitivity(model, cross_entropy, data, [0.0, 0.1])
     handle.restore()
     measure.sensitivity(model, cross_entropy, data, [0.0, 0.1])
+
+
+def test_an_accuracy_is_what_accuracy_fn_returned():
+    found = measure.sensitivity(mlp(), cross_entropy, batches()[:1], [0.0], accuracy_fn=lambda model, batch: 0.9)
+    assert found.accuracies == (0.9,)  # not what single precision makes of it
+
+
+@pytest.mark.parametrize("name", ["sharpness", "curvature", "sensitivity", "landscape"])
+def test_a_default_device_is_not_where_numbers_are_drawn(name):
+    """ "meta" has no numbers at all; users set "cuda"."""
+    how = {"sensitivity": {"strengths": [0.0, 0.1]}, "landscape": {"steps": 3}}.get(name, {})
+    model, data = mlp(), batches()
+    expected = getattr(measure, name)(model, cross_entropy, data, **how)
+    with torch.device("meta"):
+        found = getattr(measure, name)(model, cross_entropy, data, **how)
+    assert found.to_json() == expected.to_json()

@@ -113,7 +113,7 @@ def curvature_at(
             raise ValueError("a Hessian-vector product is not finite: the loss has no second derivative at this point")
         return product
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     eigenvalues, residuals, converged = lanczos(hessian, at.start, top, max_iterations, tolerance, generator)
     trace, trace_error = hutchinson(hessian, at.start, probes, generator)
     (progress or no_progress)(total, total)
@@ -151,9 +151,9 @@ def lanczos(
 
 def _ritz(diagonal: list[float], off_diagonal: list[float], β: float) -> tuple[list[float], list[float], float]:
     """Eigenvalues of the tridiagonal matrix in falling order, their residuals β·|last component|, the largest |λ|."""
-    t = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    t = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device="cpu"))
     if off_diagonal:
-        off = torch.tensor(off_diagonal, dtype=torch.float64)
+        off = torch.tensor(off_diagonal, dtype=torch.float64, device="cpu")
         t += torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(t)
     residuals = (β * vectors[-1].abs()).flip(0)
@@ -169,7 +169,7 @@ def _orthogonal_part(vector: Tensor, basis: list[Tensor]) -> Tensor:
 
 
 def _random_unit_vector(like: Tensor, basis: list[Tensor], generator: torch.Generator) -> Tensor:
-    vector = torch.randn(len(like), dtype=torch.float64, generator=generator).to(like.device)
+    vector = torch.randn(len(like), dtype=torch.float64, generator=generator, device="cpu").to(like.device)
     vector = _orthogonal_part(vector, basis)
     return vector / torch.linalg.vector_norm(vector)
 
@@ -180,8 +180,8 @@ def hutchinson(operator: Operator, like: Tensor, probes: int, generator: torch.G
 
     samples = []
     for _ in range(probes):
-        v = torch.randint(0, 2, (len(like),), generator=generator).to(like).mul_(2).sub_(1)
+        v = torch.randint(0, 2, (len(like),), generator=generator, device="cpu").to(like).mul_(2).sub_(1)
         samples.append(float(v @ operator(v)))
-    values = torch.tensor(samples, dtype=torch.float64)
+    values = torch.tensor(samples, dtype=torch.float64, device="cpu")
     error = float(t.ppf(0.975, probes - 1)) * float(values.std()) / math.sqrt(probes)
     return float(values.mean()), error + ROUNDING * float(values.abs().mean())

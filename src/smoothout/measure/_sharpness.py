@@ -160,10 +160,10 @@ def sharpness_at(
         raise ValueError(f"the loss at the start is not finite: {error}") from None
     check_unit(centre.loss)
     # Seeds of their own: where a start begins does not depend on what the starts before it met.
-    seeds = torch.randint(2**62, (restarts,), generator=torch.Generator().manual_seed(seed)).tolist()
+    seeds = torch.randint(2**62, (restarts,), generator=torch.Generator("cpu").manual_seed(seed), device="cpu").tolist()
     trials = []
     for i in range(restarts):
-        generator = torch.Generator().manual_seed(seeds[i])
+        generator = torch.Generator("cpu").manual_seed(seeds[i])
         try:
             start: Point = centre if i == 0 else box.evaluate(box.random_point(generator))
             trials.append(climb(box, centre.loss, start, method, max_iterations, generator, leap=i % 2 == 1))
@@ -209,8 +209,8 @@ def random_basis(n: int, p: int, seed: int, device: torch.device) -> Tensor:
     p = whole_number("subspace", p)
     if p > n:
         raise ValueError(f"subspace={p}: give a whole number between 1 and {n}, the number of parameters")
-    generator = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator).to(device)).Q
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator, device="cpu").to(device)).Q
 
 
 def _warn_of_coarse_weights(at: ModelLossAt, bounds: Tensor) -> None:

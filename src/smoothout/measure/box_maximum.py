@@ -58,7 +58,7 @@ class Box:
 
     def random_point(self, generator: torch.Generator) -> Tensor:
         """Uniform in the cube; drawn on the CPU, so that every device starts at the same points."""
-        z = torch.rand(len(self._bounds), dtype=torch.float64, generator=generator)
+        z = torch.rand(len(self._bounds), dtype=torch.float64, generator=generator, device="cpu")
         return z.mul_(2).sub_(1).to(self._bounds.device)
 
     def evaluate(self, z: Tensor) -> Point:
@@ -195,7 +195,7 @@ def _polish(path: _Climb, generator: torch.Generator) -> None:
         vertex = gradient.sign()
         undecided = vertex == 0
         if undecided.any():
-            random_signs = torch.randint(0, 2, (len(z),), generator=generator).mul_(2).sub_(1).to(z)
+            random_signs = torch.randint(0, 2, (len(z),), generator=generator, device="cpu").mul_(2).sub_(1).to(z)
             vertex = torch.where(undecided & (z.abs() < 1), random_signs, torch.where(undecided, z, vertex))
         risen = not torch.equal(vertex, z) and path.rises(vertex)
         if not risen and (len(z) > FLIP_LIMIT or not _flip_one(path)):

@@ -134,7 +134,7 @@ class ModelLossAt:
             loss.add(self._loss_of(batch), weight_of(batch))
             right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
             if right is not None:
-                accuracy.add(torch.as_tensor(right), weight_of(batch))
+                accuracy.add(torch.as_tensor(right, dtype=torch.float64), weight_of(batch))
         return loss.value(), accuracy.value() if accuracy.weight else None
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:

@@ -1,0 +1,96 @@
+"""Outputs that a model only hands on: other backwards pass by them, and they outlive every draw."""
+
+import pytest
+import torch
+from torch import nn
+
+from smoothout import SmoothOut
+
+
+class TwoTasks(nn.Module):
+    """Weighs its losses by a parameter that it returns, as multi-task code does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.log_variance = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.layer(x), self.log_variance
+
+    def loss(self, x):
+        outputs, log_variance = self(x)
+        return (outputs.square() * torch.exp(-log_variance) + log_variance).sum()
+
+
+class Echo(nn.Module):
+    """Returns its input, beside what it makes of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"input": x, "output": self.layer(x)}
+
+    def loss(self, x):
+        return self(x)["output"].square().sum() + self(x)["input"].square().sum()
+
+
+class OnlyAParameter(nn.Module):
+    """A learned state, and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = nn.Parameter(torch.ones(3))
+
+    def forward(self):
+        return self.state
+
+    def loss(self, x):
+        return (self() * x).square().sum()
+
+
+MODELS = [TwoTasks, Echo, OnlyAParameter]
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def trained(model_class, how, steps=3):
+    """Weights after some steps."""
+    torch.manual_seed(0)
+    model = model_class()
+    optimizer, smooth = torch.optim.SGD(model.parameters(), lr=0.1), SmoothOut(model, 0.2)
+    handle = smooth.attach(optimizer) if how == "attached" else None
+    for _ in range(steps):
+        if how == "attached":
+            model.loss(X).backward()
+        elif how == "samples":
+            with smooth.samples(2) as draws:
+                for _ in draws:
+                    (model.loss(X) / 2).backward()
+        else:
+            with smooth.perturbed():
+                model.loss(X).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert smooth.step_count == steps
+    if handle is not None:
+        handle.remove()
+    model.loss(X).backward()  # and as plain training goes on: nothing of ours is left on a leaf
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_model_that_returns_its_parameter_or_input_trains(model_class):
+    explicit, attached = trained(model_class, "perturbed"), trained(model_class, "attached")
+    assert all(torch.equal(p, q) for p, q in zip(explicit, attached, strict=True))
+    trained(model_class, "samples")
+
+
+@pytest.mark.parametrize("model_class", [TwoTasks, Echo])
+def test_its_late_backward_still_raises(model_class):
+    model = model_class()
+    smooth = SmoothOut(model, 0.2)
+    with smooth.perturbed():
+        loss = model.loss(X)
+    with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace"):
+        loss.backward()
