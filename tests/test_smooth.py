@@ -7,6 +7,7 @@ import math
 import pickle
 import sys
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -691,3 +692,17 @@ def test_bernoulli_drops_weights_to_exactly_zero(dtype):
         dropped = model.weight == 0
         assert torch.equal(model.weight[~dropped], clean[~dropped])
     assert 0.2 < dropped.double().mean() < 0.4
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.0])
+def test_passes_after_all_draws_were_taken_are_noticed(strength):
+    model, x = mlp(), torch.randn(4, 6)
+    smooth = SmoothOut(model, strength)
+    expected = pytest.raises(RuntimeError, match="no forward inside samples") if strength else nullcontext()
+    with expected, smooth.samples(2) as draws:
+        for _ in list(draws):
+            model(x).sum().backward()
+    with smooth.samples(2) as draws:
+        for _ in draws:
+            model(x).sum().backward()
+        model(x)  # a clean look

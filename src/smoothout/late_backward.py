@@ -66,6 +66,7 @@ class LateBackwardGuard:
         self._model, self._perturbation = model, perturbation
         self._draw_number = 0
         self._recompute_hook: Any = None
+        self.forwards = {True: 0, False: 0}  # of the model's own, since watching began: under noise, and without
 
     def new_draw(self) -> None:
         """From now on gradients of earlier forwards are late."""
@@ -75,6 +76,7 @@ class LateBackwardGuard:
     def watching(self) -> Iterator[None]:
         """Mark the outputs of every forward inside; at the end their draw is over."""
         self.new_draw()
+        self.forwards = {True: 0, False: 0}
         self._stop_watching_recomputes()
         # The loop may call a part of the model alone. Where FSDP2 manages that, its backward reads weights again.
         called = dict.fromkeys((self._model, *self._perturbation.sharded_modules))
@@ -89,7 +91,10 @@ class LateBackwardGuard:
         # An interrupt between a hook and torch's note that it takes keywords leaves one that gets none.
         *kwargs, output = kwargs_and_output
         # Traced into a compiled graph this does nothing: such a graph saves its weights, and autograd checks those.
-        if torch.compiler.is_compiling() or not self._perturbation.noisy:
+        if torch.compiler.is_compiling():
+            return
+        self.forwards[self._perturbation.noisy] += 1
+        if not self._perturbation.noisy:
             return
         draw_number = self._draw_number
         for tensor in to_watch(output, (args, kwargs)):

@@ -143,6 +143,11 @@ class SmoothOut:
             self._denoise()
             if not taken:
                 raise RuntimeError("samples() ended without a draw, so without noise: `for _ in draws:` takes them")
+            if a and self._guard.forwards[False] and not self._guard.forwards[True]:
+                raise RuntimeError(
+                    "no forward inside samples() was under noise: each draw lasts until the next one is taken, so do "
+                    "the passes in `for _ in draws:`, not after list(draws)"
+                )
         except BaseException:
             self._take_back()
             raise
