@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/pip install --disable-pip-version-check --no-compile -q
 
 SHELL  := /bin/bash
 
@@ -15,10 +16,11 @@ help:  ## this list
 venv: $(READY)  ## a virtual environment with everything the demo and the tests need
 
 # torch first and by its exact pin: an open range would take the newest build with several GB of CUDA packages.
+# Not compiled: Python does so with what is imported, a small part of it, and a fresh environment is there sooner.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -c constraints.txt -e '.[lab,dev]'
 	touch $(READY)
 
 demo: $(READY)  ## the main job on embedded data: trains, measures, and writes a page that teaches what flatness is
