@@ -17,8 +17,9 @@ import torch
 from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
 from smoothout.lab.report.groups import group_runs
+from smoothout.lab.report.measured import SENSITIVITY
 from smoothout.lab.report.page import Page, Section
-from smoothout.lab.report.sections import SENSITIVITY, all_sections, findings_section, provenance
+from smoothout.lab.report.sections import all_sections, findings_section, provenance
 from smoothout.lab.runs import load_run, write_atomically
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
