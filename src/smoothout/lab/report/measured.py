@@ -120,20 +120,23 @@ _EIGENVALUE_NOTE = (
 
 
 def _sharpness(results: Sequence[Sharpness]) -> str:
-    sample = Sample(tuple(result.value for result in results))
-    spread = "" if sample.sd is None else f" ± {f'{sample.sd:,.0f}' if sample.sd >= 10 else f'{sample.sd:.1g}'}"
-    return f"{_amount(sample.mean)}{spread} % ({sum(result.converged for result in results)} of {len(results)})"
+    converged = sum(result.converged for result in results)
+    return f"{_mean([result.value for result in results])} % ({converged} of {len(results)})"
 
 
 def _eigenvalue(results: Sequence[Curvature]) -> str:
-    sample = Sample(tuple(result.eigenvalues[0] for result in results))
-    spread = "" if sample.sd is None else f" ± {sample.sd:.1g}"
     converged = sum(result.converged for result in results)
-    return f"{sample.mean:.3g}{spread}" + ("" if converged == len(results) else f" ({converged} of {len(results)})")
+    told = _mean([result.eigenvalues[0] for result in results])
+    return told if converged == len(results) else f"{told} ({converged} of {len(results)})"
 
 
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _mean(values: Sequence[float]) -> str:
+    sample = Sample(tuple(values))
+    return _amount(sample.mean, 3) + ("" if sample.sd is None else f" ± {_amount(sample.sd, 1)}")
+
+
+def _amount(value: float, digits: int) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 # ---- alike or not ----------------------------------------------------------------------------------------------------

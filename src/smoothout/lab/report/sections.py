@@ -44,10 +44,10 @@ def results_section(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sect
         texts = [
             name_of(group, groups),
             str(len(group.records)) + (f", {group.diverged} more diverged" if group.diverged else ""),
-            percent(group.sample(_accuracy)),
+            percent(group.sample(last_accuracy)),
             *(["–" if rise is None else number(rise)] if with_rise else []),
             *(column.cells[i] for column in shown),
-            number(group.sample(_test_loss)),
+            number(group.sample(last_test_loss)),
             number(group.sample(lambda r: r.last.train_loss)),
             percent(group.sample(lambda r: r.best.test_accuracy)),
             f"{group.sample(lambda r: r.last.evaluations).mean:,.0f}",
@@ -80,7 +80,7 @@ def differences_section(groups: Sequence[Group], lost: Sequence[Group] = ()) -> 
         theirs = rises[groups.index(base)]
         rise = difference(theirs.values, ours.values, are_pairs(base, group)) if ours and theirs else None
         with_rise = with_rise or rise is not None
-        accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
+        accuracy, loss = compare(base, group, last_accuracy), compare(base, group, last_test_loss)
         ns |= {f"{d.n} {'pairs of equal seeds' if d.paired else 'runs a side'}" for d in (accuracy, loss, rise) if d}
         cells = [_difference(accuracy, group, points=True), _difference(rise, group), _difference(loss, group)]
         rows.append((Cell(name_of(group, groups)), *cells))
@@ -124,47 +124,11 @@ def _setting(group: Group, name: str) -> str:
     return in_words(group.processes if name == "processes" else getattr(group.config, name))
 
 
-def findings_section(groups: Sequence[Group]) -> Section | None:
-    """The same in words, for who reads one page in a minute."""
-    sentences, flatter, better = [], 0, 0
-    rises = loss_rises(groups)
-    for group, ours in zip(groups, rises):
-        base = baseline_of(group, groups)
-        theirs = None if base is None else rises[groups.index(base)]
-        if base is None or base is group or ours is None or theirs is None:
-            continue
-        rise = difference(theirs.values, ours.values, are_pairs(base, group))
-        accuracy, loss = compare(base, group, _accuracy), compare(base, group, _test_loss)
-        flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
-        on_loss = _in_words(loss, group, "higher", "lower", "not measurably different")
-        on_accuracy = _in_words(accuracy, group, "higher", "lower", "not measurably different", more_is_better=True)
-        name = name_of(group, groups)
-        sentences.append(
-            f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss {on_loss}, accuracy "
-            f"{on_accuracy}."
-        )
-        flatter += flat == "flatter than"
-        better += flat == "flatter than" and on_loss == "lower"
-    if not sentences:
-        return None
-    lesson = (
-        f"Of {flatter} that are flatter, {better} have a lower test loss: flatness is measured apart from accuracy, "
-        "since the one does not promise the other."
-    )
-    return Section("What came out", (*sentences, lesson))
-
-
-def _is_claimed(d: Difference | None, group: Group, more_is_better: bool = False) -> bool:
+def is_claimed(d: Difference | None, group: Group, more_is_better: bool = False) -> bool:
     """Whether a difference may be: nothing is better by leaving the runs out that diverged."""
     if d is None or not d.is_shown:
         return False
     return not group.diverged or (d.mean > 0) != more_is_better
-
-
-def _in_words(
-    d: Difference | None, group: Group, more: str, less: str, neither: str, more_is_better: bool = False
-) -> str:
-    return neither if d is None or not _is_claimed(d, group, more_is_better) else more if d.mean > 0 else less
 
 
 def _difference(d: Difference | None, group: Group, points: bool = False) -> Cell:
@@ -175,7 +139,7 @@ def _difference(d: Difference | None, group: Group, points: bool = False) -> Cel
         text = f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
     else:
         text = f"{d.mean:+.3g} [{d.low:+.2g}, {d.high:+.2g}]"
-    if not _is_claimed(d, group, more_is_better=points):
+    if not is_claimed(d, group, more_is_better=points):
         return Cell(text, "faint")
     return Cell(text, "good" if (d.mean > 0) == points else "bad")
 
@@ -190,11 +154,11 @@ def number(sample: Sample) -> str:
     return f"{sample.mean:.3g}" if sample.sd is None else f"{sample.mean:.3g} ± {sample.sd:.1g}"
 
 
-def _accuracy(record: Record) -> float:
+def last_accuracy(record: Record) -> float:
     return record.last.test_accuracy
 
 
-def _test_loss(record: Record) -> float:
+def last_test_loss(record: Record) -> float:
     return record.last.test_loss
 
 
@@ -236,9 +200,10 @@ def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
         axis = "noise strength a"
         if curves[0][0].scale == "filter":
             axis += " (relative to filter norms)"
+        what = "how far the training loss rises" if figures.needs_decades(curves) else "the training loss"
         caption = (
-            "Flatness, seen: the training loss under noise of growing strength. The lower a curve stays, the flatter "
-            "the minimum. Bands: one standard deviation over seeds."
+            f"Flatness, seen: {what} under noise of growing strength. The lower a curve stays, the flatter the "
+            "minimum. Bands: one standard deviation over seeds."
         )
         drawn.append(Figure(figures.sensitivity_curves(groups, names, curves, axis), caption))
     judged = judged_on(groups)
