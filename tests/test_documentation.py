@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -82,7 +83,25 @@ def test_the_site_builds_without_a_warning(tmp_path):
     api = (tmp_path / "site" / "api.html").read_text()
     for name in ("smoothout.SmoothOut.perturbed", "smoothout.measure.sharpness", "SmoothOutCallback"):
         assert f'id="{name}"' in api or name in api, name
-    assert "fonts.googleapis" not in api  # nothing is fetched from elsewhere
+    from_elsewhere = r'<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//'
+    assert not re.search(from_elsewhere, api)
+    assert api.count("Examples:") >= 10
+    assert "<blockquote>" not in api  # what becomes of >>> in a section that is not known
+    assert '<script src="iframe-worker.js">' in api
+
+
+@pytest.mark.soak
+def test_search_answers_from_a_folder(tmp_path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", site], cwd=ROOT, check=True)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    page = f"file://{site}/how-to/lora.html?q=sharpness"
+    command = [chromium, *flags, "--virtual-time-budget=8000", "--dump-dom", page]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert "matching documents" in shown
 
 
 def test_what_the_site_needs_is_in_the_extras():

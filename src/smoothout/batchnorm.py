@@ -25,7 +25,7 @@ def _tracking(model: nn.Module) -> list[_BatchNorm]:
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Forward passes inside normalise by their batch, as in training, but leave the running statistics alone.
 
-    Example:
+    Examples:
         >>> with smooth.perturbed(), frozen_statistics(model):
         ...     loss_fn(model(x), y).backward()
     """
@@ -59,7 +59,7 @@ def update_bn(
         forward: `forward(model, batch)` runs the model; by default it is called with the batch's first tensor, on the
             device of the model. Any batch layout works with a function of your own.
 
-    Example:
+    Examples:
         >>> update_bn(model, loader, forward=lambda model, batch: model(batch["image"].cuda()))
     """
     layers = _tracking(model)

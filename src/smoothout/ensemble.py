@@ -34,7 +34,7 @@ class SmoothOutEnsemble:
         chunk: copies evaluated at once (by vmap where the model allows it); memory grows with it, not with `copies`.
             By default one at a time.
 
-    Example:
+    Examples:
         >>> ensemble = SmoothOutEnsemble(model, copies=16)
         >>> loss = ensemble.loss(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
         >>> loss.backward()

@@ -48,7 +48,7 @@ class SmoothOut:
         denoise: False leaves θ in the weights (the paper's ablation); an exception still takes it back.
         shared_noise: under DDP all ranks draw the same θ; by default each its own, so that N ranks average N draws.
 
-    Example:
+    Examples:
         >>> smooth = SmoothOut(model, strength=0.0375)
         >>> for x, y in loader:
         ...     with smooth.perturbed():
@@ -112,7 +112,7 @@ class SmoothOut:
             n: the number of draws.
             antithetic: draws come in pairs +θ, −θ, which cancels odd orders of the noise; n must be even.
 
-        Example:
+        Examples:
             >>> with smooth.samples(4) as draws:
             ...     for _ in draws:
             ...         (loss_fn(model(x), y) / 4).backward()

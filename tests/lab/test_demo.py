@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from in_process import smoothout
+from smoothout.lab import measurements
 from smoothout.lab.runs import find_runs, load_run
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A demo of two seeds in an empty folder, and what it printed."""
+    """A demo of three seeds in an empty folder, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "smoothout", "demo", "--seeds", "2"]
+    command = [sys.executable, "-m", "smoothout", "demo", "--seeds", "3"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout.splitlines()
@@ -33,7 +34,7 @@ def test_the_last_line_is_the_page_alone(demo):
 def test_every_kind_of_run_is_there_and_in_the_table(demo):
     folder, lines = demo
     runs = [load_run(path) for path in find_runs(folder)]
-    assert len(runs) == 12
+    assert len(runs) == 18
     assert {(r.config.batch_size, r.config.method) for r in runs} == {
         (b, m) for b in (16, 718) for m in ("plain", "smoothout", "adasmoothout")
     }
@@ -42,6 +43,27 @@ def test_every_kind_of_run_is_there_and_in_the_table(demo):
     assert "loss rise under noise" in text
     assert all(run.record.last.test_accuracy > 0.9 for run in runs)
     assert all(run.record.test_origin == "test" for run in runs)
+
+
+def test_the_page_says_first_how_much_sharper_the_large_batch_is(demo):
+    folder, lines = demo
+    rises = {}
+    for size in (16, 718):
+        runs = find_runs(folder / "runs" / "demo" / f"batch-{size}" / "plain")
+        curves = [measurements.load(run, "sensitivity-train").result for run in runs]
+        rises[size] = sum(curve.losses[-1] - curve.losses[0] for curve in curves) / len(curves)
+    assert rises[718] > 10 * rises[16]
+    told = f"(loss rise {rises[718]:.3g} against {rises[16]:.2g})"
+    page = Path(lines[-1]).read_text()
+    assert f"{rises[718] / rises[16]:.2g} times as sharp as the small batch&#39;s {told}" in page
+    assert "rise of the loss" in page  # on a scale that shows the small batch's curves
+
+
+def test_fewer_runs_than_a_claim_needs_are_refused(tmp_path):
+    refused = smoothout("demo", "--seeds", 2, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "--seeds 2: expected at least 3" in refused.stderr
+    assert not list(tmp_path.iterdir())
 
 
 class Links(HTMLParser):
@@ -73,7 +95,7 @@ def test_the_page_is_self_contained_and_says_where_it_comes_from(demo):
 def test_the_same_command_again_trains_nothing(demo):
     folder, _ = demo
     results = {p: p.stat().st_mtime_ns for p in folder.rglob("result.json")}
-    again = smoothout("demo", "--seeds", 2, cwd=folder)
+    again = smoothout("demo", "--seeds", 3, cwd=folder)
     assert again.returncode == 0, again.stderr
     assert results == {p: p.stat().st_mtime_ns for p in folder.rglob("result.json")}
 

@@ -45,7 +45,7 @@ def attach(
     Returns:
         The SmoothOut, attached. `smooth.attach(optimizer)` gives its handle, with `.restore()` and `.remove()`.
 
-    Example:
+    Examples:
         >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         >>> smooth = attach(accelerator, model, optimizer, strength=0.15, scale="filter")
     """

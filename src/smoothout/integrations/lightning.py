@@ -50,7 +50,7 @@ class SmoothOutCallback(Callback):
         draw: `"step"`: the same θ for every batch until the optimizer steps; `"forward"`: a new one for each batch.
         arguments: those of `SmoothOut`: noise, scale, schedule, select, seed, denoise, shared_noise.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(callbacks=[SmoothOutCallback(0.15, scale="filter")])
     """
 

@@ -48,7 +48,7 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
         draw: `"step"`: the same θ for every micro-batch of an update; `"forward"`: a new one for each.
         arguments: those of `SmoothOut`: noise, scale, schedule, select, seed, denoise, shared_noise.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[SmoothOutCallback(0.15, scale="filter")])
     """
 

@@ -16,9 +16,11 @@ import torch
 
 from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
-from smoothout.lab.report.groups import group_runs
+from smoothout.lab.report.findings import findings_section
+from smoothout.lab.report.groups import FEWEST_RUNS, group_runs
+from smoothout.lab.report.measured import SENSITIVITY
 from smoothout.lab.report.page import Page, Section
-from smoothout.lab.report.sections import SENSITIVITY, all_sections, findings_section, provenance
+from smoothout.lab.report.sections import all_sections, provenance
 from smoothout.lab.runs import load_run, write_atomically
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -72,8 +74,11 @@ def run_demo(out: Path, seeds: int, say: Callable[[int, int, str], None]) -> Dem
     """Train, measure, write the page.
 
     Args:
+        seeds: runs of each kind, as many as a claim needs or more.
         say: told (runs done, runs in all, what comes next).
     """
+    if seeds < FEWEST_RUNS:
+        raise ValueError(f"--seeds {seeds}: expected at least {FEWEST_RUNS}; fewer runs of a kind show no difference")
     started = time.monotonic()
     torch.set_num_threads(1)  # the network is too small for more
     configs = configurations(seeds)

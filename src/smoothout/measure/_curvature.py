@@ -74,7 +74,7 @@ def curvature(
     Returns:
         A `Curvature`.
 
-    Example:
+    Examples:
         >>> result = measure.curvature(model, loss_fn, [batch], top=5)
         >>> print(result.eigenvalues, result.trace, "±", result.trace_error)
     """

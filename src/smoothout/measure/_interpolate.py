@@ -60,7 +60,7 @@ def interpolate(
     Returns:
         An `Interpolation`. With `"interpolate"` the ends are, bit for bit, what the two checkpoints give.
 
-    Example:
+    Examples:
         >>> measure.interpolate(model, small_batch, large_batch, loss_fn, [batch], [i / 10 for i in range(-10, 21)])
     """
     if batchnorm not in ("interpolate", "recompute"):

@@ -86,7 +86,7 @@ def landscape(
     Returns:
         A `Landscape`.
 
-    Example:
+    Examples:
         >>> measure.landscape(model, loss_fn, [batch], directions=5).plot()
     """
     dims, span, steps, directions = _checked(dims, span, steps, directions)

@@ -92,7 +92,7 @@ def sensitivity(
     Returns:
         A `Sensitivity`.
 
-    Example:
+    Examples:
         >>> curve = measure.sensitivity(model, loss_fn, [batch], [0.0, 0.01, 0.02, 0.04], draws=10)
         >>> curve.slope, curve.standard_errors
     """

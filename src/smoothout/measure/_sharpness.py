@@ -97,7 +97,7 @@ def sharpness(
     Returns:
         A `Sharpness`. `print(result.value, result.status)`.
 
-    Example:
+    Examples:
         >>> batch = (images, labels)
         >>> measure.sharpness(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), [batch]).value
     """

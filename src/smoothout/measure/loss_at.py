@@ -43,7 +43,7 @@ class LossAt(Protocol):
 class FunctionLossAt:
     """An explicit function of a float64 vector.
 
-    Example:
+    Examples:
         >>> bowl = FunctionLossAt(lambda w: 0.5 * (w**2).sum(), torch.zeros(10))
     """
 

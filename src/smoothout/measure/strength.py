@@ -96,7 +96,7 @@ def suggest_strength(
     Returns:
         A `SuggestedStrength`.
 
-    Example:
+    Examples:
         >>> smooth = SmoothOut(model, float(suggest_strength(model, loss_fn, [batch])))
     """
     grid, rise = _checked(strengths), positive_number("rise", rise, "0.1")

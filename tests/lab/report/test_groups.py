@@ -17,7 +17,8 @@ from smoothout.lab.report.groups import (
     group_runs,
     pooled,
 )
-from smoothout.lab.report.sections import _difference, all_sections, name_of
+from smoothout.lab.report.names import name_of
+from smoothout.lab.report.sections import _difference, all_sections
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def _demo(
     out: Annotated[Path, typer.Option(help="folder for the runs and the page")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=2, help="runs of each kind")] = 5,
+    seeds: Annotated[int, typer.Option(help="runs of each kind, at least 3")] = 5,
 ) -> None:
     console = Console()
     if not console.is_terminal:

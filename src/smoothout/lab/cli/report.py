@@ -14,7 +14,7 @@ import typer
 from smoothout.lab import packs
 from smoothout.lab.report.groups import group_runs
 from smoothout.lab.report.page import Page
-from smoothout.lab.report.sections import all_sections, provenance
+from smoothout.lab.report.sections import all_sections, provenance, table_sections
 from smoothout.lab.runs import Run, RunError, find_runs, load_run, write_atomically
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
@@ -71,16 +71,15 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
         packs.add(pack, ended, Path(os.path.commonpath([path.parent for path in ended])))
         print(pack.resolve())
         return
-    sections = all_sections(groups)
     if markdown:
-        for section in sections:
-            if section.table is not None:
-                print(f"## {section.heading}", *section.paragraphs, section.table.to_markdown(), sep="\n\n", end="\n\n")
+        for section in table_sections(groups):
+            table = [] if section.table is None else [section.table.to_markdown()]
+            print(f"## {section.heading}", *section.paragraphs, *table, sep="\n\n", end="\n\n")
         return
     records = [record for group in groups for record in group.records]
     lead = f"{len(records)} finished runs of {sum(bool(group.runs) for group in groups)} configurations."
     foot = provenance(records, shlex.join(["smoothout", *sys.argv[1:]]))
-    page = Page(title, lead, sections, foot)
+    page = Page(title, lead, all_sections(groups), foot)
     write_atomically(out.resolve(), page.to_html().encode())
     print(out.resolve())
 

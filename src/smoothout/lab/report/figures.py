@@ -33,6 +33,11 @@ STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+# One a batch size, from the largest down; of a single epoch there is no line, but a marker.
+DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (3, 6)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+# How many times the lowest curve under noise the highest may be before the lowest lies on the axis.
+LINEAR_SHOWS = 20
 
 
 def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) -> str:
@@ -52,15 +57,19 @@ def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) 
 def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """A colour a method, in shades where it has several configurations of a batch size.
 
-    The largest batch is drawn solid, smaller ones dashed.
+    The largest batch is drawn solid, each smaller one in dashes of its own.
     """
-    largest = max(g.config.batch_size for g in groups)
     styles = []
     for group in groups:
         alike = [g for g in groups if (g.config.method, g.config.batch_size) == _kind(group)]
         colour = _lighter(COLOURS[group.config.method], 0.65 * alike.index(group) / max(1, len(alike) - 1))
-        styles.append({"color": colour, "linestyle": "-" if group.config.batch_size == largest else "--"})
+        styles.append({"color": colour, "linestyle": DASHES[_rank(group, groups) % len(DASHES)]})
     return styles
+
+
+def _rank(group: Group, groups: Sequence[Group]) -> int:
+    """Of its batch size, 0 for the largest."""
+    return len({g.config.batch_size for g in groups if g.config.batch_size > group.config.batch_size})
 
 
 def _kind(group: Group) -> tuple[str, int]:
@@ -95,26 +104,61 @@ def training_curves(
             epochs = range(min(len(run.metrics) for run in group.runs))
             means = [sum(value(run.metrics[e]) for run in group.runs) / len(group.runs) for e in epochs]
             done = [(e + 1) / len(epochs) for e in epochs]
-            axes.plot(done, means, label=label, **style)
-        axes.set(xlabel="part of training done", ylabel=name)
+            marker = "" if len(epochs) > 1 else MARKERS[_rank(group, groups) % len(MARKERS)]
+            axes.plot(done, means, label=label, marker=marker, **style)
+        axes.set(xlabel="part of training done", ylabel=name, xlim=(0, 1.03))
         if log:
             axes.set_yscale("log")
 
     return _with_legend(draw, names)
 
 
+def needs_decades(curves: Sequence[Sequence[Any]]) -> bool:
+    """Whether the loss of some group rises so much more under noise that on one scale another's curve is not seen."""
+    ends = [_mean_rises(members)[-1][1].mean for members in curves]
+    return min(ends) > 0.0 and max(ends) > LINEAR_SHOWS * min(ends)
+
+
 def sensitivity_curves(
     groups: Sequence[Group], names: Sequence[str], curves: Sequence[Sequence[Any]], name: str
 ) -> str:
-    """C̄(w; a) against a: the mean over runs, with a band of one standard deviation over them."""
+    """C̄(w; a) against a: the mean over runs, with a band of one standard deviation over them.
+
+    Where curves lie decades apart it is C̄(w; a) − C(w) in decades: the losses themselves begin at different heights,
+    and in decades the lowest would seem to rise most.
+    """
+    in_decades = needs_decades(curves)
 
     def draw(axes: Any) -> None:
+        lowest = []
         for label, members, style in zip(names, curves, line_styles(groups), strict=True):
-            strengths = members[0].strengths
-            samples = [Sample(losses) for losses in zip(*(curve.losses for curve in members), strict=True)]
+            points = _mean_rises(members) if in_decades else _mean_losses(members)
+            strengths, samples = zip(*points, strict=True)
             low, high = ([s.mean + sign * (s.sd or 0.0) for s in samples] for sign in (-1, 1))
             axes.plot(strengths, [s.mean for s in samples], label=label, **style)
             axes.fill_between(strengths, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        axes.set(xlabel=name, ylabel="training loss under noise, C̄(w; a)", ylim=(0, None))
+            lowest += [s.mean for s in samples if s.mean > 0.0]
+        if in_decades:
+            axes.set_yscale("log")
+            axes.set(xlabel=name, ylabel="rise of the loss, C̄(w; a) − C(w)", ylim=(0.7 * min(lowest), None))
+        else:
+            axes.set(xlabel=name, ylabel="training loss under noise, C̄(w; a)", ylim=(0, None))
 
     return _with_legend(draw, names)
+
+
+def _mean_losses(curves: Sequence[Any]) -> list[tuple[float, Sample]]:
+    """By strength, in rising order."""
+    samples = (Sample(losses) for losses in zip(*(curve.losses for curve in curves), strict=True))
+    return sorted(zip(curves[0].strengths, samples, strict=True), key=lambda point: point[0])
+
+
+def _mean_rises(curves: Sequence[Any]) -> list[tuple[float, Sample]]:
+    """The same above the loss without noise, at every other strength."""
+    points = _mean_losses(curves)
+    (clean,) = (sample for strength, sample in points if strength == 0.0)
+    return [
+        (strength, Sample(tuple(v - v0 for v, v0 in zip(sample.values, clean.values, strict=True))))
+        for strength, sample in points
+        if strength != 0.0
+    ]

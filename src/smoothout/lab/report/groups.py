@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from statistics import median
 
 from scipy.special import stdtrit
@@ -257,17 +258,29 @@ def training_seconds(run: Run) -> float:
     return median(metrics.seconds for metrics in run.metrics) * len(run.metrics)
 
 
+@cache
+def settings_that_train() -> tuple[str, ...]:
+    """Names of the settings, beside the method's own, in which a method and its baseline must agree."""
+    apart = ("preset", "seed", "log_smoothed_loss", "channels_last", "compile")  # none changes what is learnt
+    return tuple(each.name for each in fields(Config) if each.metadata["group"] != "Method" and each.name not in apart)
+
+
 def baseline_of(group: Group, groups: Iterable[Group]) -> Group | None:
     """The plain runs that differ in nothing but the method and its noise; of another preset where there are no others.
 
     Presets paper and ours often train alike.
     """
-    apart = ("preset", "seed", "log_smoothed_loss", "channels_last", "compile")  # none changes what is learnt
-    alike = [each.name for each in fields(Config) if each.metadata["group"] != "Method" and each.name not in apart]
-    plain = [other for other in groups if other.config.method == "plain"]
-    for names in ((*alike, "preset"), alike):
-        for other in plain:
-            alike_in_all = all(getattr(other.config, name) == getattr(group.config, name) for name in names)
-            if alike_in_all and other.processes == group.processes:
-                return other
-    return None
+    alike = [other for other in groups if other.config.method == "plain" and not _differing(other, group)]
+    return next((other for other in alike if other.config.preset == group.config.preset), next(iter(alike), None))
+
+
+def nearest_plain(group: Group, groups: Iterable[Group]) -> tuple[Group, list[str]] | None:
+    """The plain runs of the same network and data that train most alike, and the settings in which they do not."""
+    same = group.config.dataset, group.config.model
+    plain = [g for g in groups if g.config.method == "plain" and (g.config.dataset, g.config.model) == same]
+    return min(((other, _differing(other, group)) for other in plain), key=lambda pair: len(pair[1]), default=None)
+
+
+def _differing(a: Group, b: Group) -> list[str]:
+    names = [name for name in settings_that_train() if getattr(a.config, name) != getattr(b.config, name)]
+    return names if a.processes == b.processes else [*names, "processes"]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import jinja2
+from markupsafe import Markup, escape
+
+MOST_WITHOUT_CONTENTS = 8  # sections, of which a page needs no list
+
+
+def with_code(text: str) -> Markup:
+    """Escaped, and what stands between backticks set as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 @dataclass(frozen=True)
@@ -67,5 +76,8 @@ class Page:
     def to_html(self) -> str:
         loader = jinja2.FileSystemLoader(Path(__file__).parent)
         environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+        environment.filters["with_code"] = with_code
         content = {name: getattr(self, name) for name in ("title", "lead", "sections", "foot", "lesson")}
-        return environment.get_template("page.html.j2").render(content)
+        return environment.get_template("page.html.j2").render(
+            content, has_contents=len(self.sections) > MOST_WITHOUT_CONTENTS
+        )

@@ -1,0 +1,67 @@
+"""The figures of a page in words, for who reads it in a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smoothout.lab.report.groups import Difference, Group, Sample, are_pairs, baseline_of, compare, difference
+from smoothout.lab.report.measured import loss_rises
+from smoothout.lab.report.names import name_of
+from smoothout.lab.report.page import Section
+from smoothout.lab.report.sections import is_claimed, last_accuracy, last_test_loss
+
+
+def findings_section(groups: Sequence[Group]) -> Section | None:
+    """How sharp the large batch's minima are, and what each method changes."""
+    sentences, flatter, better = _sharper_by_batch(groups), 0, 0
+    rises = loss_rises(groups)
+    for group, ours in zip(groups, rises):
+        base = baseline_of(group, groups)
+        theirs = None if base is None else rises[groups.index(base)]
+        if base is None or base is group or ours is None or theirs is None:
+            continue
+        rise = difference(theirs.values, ours.values, are_pairs(base, group))
+        accuracy, loss = compare(base, group, last_accuracy), compare(base, group, last_test_loss)
+        flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
+        on_loss = _in_words(loss, group, "higher", "lower", "not measurably different")
+        on_accuracy = _in_words(accuracy, group, "higher", "lower", "not measurably different", more_is_better=True)
+        name = name_of(group, groups)
+        sentences.append(
+            f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss {on_loss}, accuracy "
+            f"{on_accuracy}."
+        )
+        flatter += flat == "flatter than"
+        better += flat == "flatter than" and on_loss == "lower"
+    if flatter:
+        sentences.append(
+            f"Of {flatter} that are flatter, {better} {'has' if better == 1 else 'have'} a lower test loss: flatness "
+            "is measured apart from accuracy, since the one does not promise the other."
+        )
+    return Section("What came out", tuple(sentences)) if sentences else None
+
+
+def _sharper_by_batch(groups: Sequence[Group]) -> list[str]:
+    """Of the plain runs, where those of the largest batch are measurably sharper than those of the smallest."""
+    plain = [(g, rise) for g, rise in zip(groups, loss_rises(groups)) if g.config.method == "plain"]
+    plain.sort(key=lambda pair: pair[0].config.batch_size)
+    if len({g.config.batch_size for g, _ in plain}) < 2:
+        return []
+    (small, little), *_, (large, much) = plain
+    if little is None or much is None or not _is_sharper(small, little, large, much):
+        return []
+    return [
+        f"Without noise the large batch ends in a minimum {much.mean / little.mean:.2g} times as sharp as the small "
+        f"batch's (loss rise {much.mean:.3g} against {little.mean:.2g})."
+    ]
+
+
+def _is_sharper(small: Group, little: Sample, large: Group, much: Sample) -> bool:
+    found = difference(little.values, much.values, are_pairs(small, large))
+    is_whole = not small.diverged and not large.diverged
+    return found is not None and found.is_shown and found.mean > 0.0 and little.mean > 0.0 and is_whole
+
+
+def _in_words(
+    d: Difference | None, group: Group, more: str, less: str, neither: str, more_is_better: bool = False
+) -> str:
+    return neither if d is None or not is_claimed(d, group, more_is_better) else more if d.mean > 0 else less
