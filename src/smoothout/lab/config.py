@@ -5,7 +5,6 @@ Values come in this order, later ones win: the defaults below, the regime of the
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -20,7 +19,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from smoothout.lab.data import AUGMENTATIONS, NAMES
 from smoothout.lab.data.catalogue import FOLDER_PREFIX
 from smoothout.lab.methods import METHODS
-from smoothout.lab.models import default_model
+from smoothout.lab.models import check_name, default_model
+from smoothout.lab.nearest import nearest
 from smoothout.lab.presets import MEASURE_STATISTICS_ANYWAY, PRESETS, default_strength
 from smoothout.lab.train.regime import SCALINGS, regime_of
 from smoothout.lab.train.strength import SCHEDULES
@@ -115,7 +115,8 @@ class Config:
 
     @property
     def epochs_in_words(self) -> str:
-        return f"{self.stop_after} of {self.epochs} epochs" if self.stop_after else f"{self.epochs} epochs"
+        all_ = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        return f"{self.stop_after} of {all_}" if self.stop_after else all_
 
     @property
     def draws_number(self) -> int | None:
@@ -171,13 +172,6 @@ def check_names(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"there is no setting {name!r}{nearest(name, known)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`": did you mean 'x'?"`, or the known words where none is near."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {close[0]!r}?" if close else f": choose one of {', '.join(known)}"
-
-
 def read_toml(file: Path) -> dict[str, Any]:
     """Settings of a TOML file: the names of the flags, with - or _."""
     try:
@@ -208,6 +202,7 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
     base = {name: getattr(Config, name) for name in ("method", "batch_size", "preset")}
     settings: dict[str, Any] = {"dataset": dataset, "model": default_model(dataset), **base, **asked}
     model, method = settings["model"], settings["method"]
+    check_name(model)
     from_regime = regime_of(model).settings(asked.get("epochs"))
     preset = PRESETS[settings["preset"]]
     from_preset = preset.settings(model, method, settings["batch_size"], from_regime["epochs"])

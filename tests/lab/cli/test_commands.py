@@ -122,7 +122,7 @@ def frozen(classes):
         (["train", "--epochs", "x"], 2, "--epochs"),
         (["train", "--method", "smothout"], 1, "error: method='smothout' is not known: did you mean 'smoothout'?"),
         (["train", "--dataset", "cifra10"], 1, "error: dataset='cifra10' is not known: did you mean 'cifar10'?"),
-        (["train", "--model", "mpl"], 1, "error: model='mpl': choose one of mlp"),
+        (["train", "--model", "mpl"], 1, "error: model='mpl' is not known: did you mean 'mlp'?"),
         (
             ["train", "--model", "my_networks:number"],
             1,

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from smoothout.lab import packs
-from smoothout.lab.config import nearest
 from smoothout.lab.experiments.catalogue import asked_for
 from smoothout.lab.experiments.choice import lacks_choice
 from smoothout.lab.experiments.pages import results_markdown, write_page
@@ -27,6 +26,7 @@ from smoothout.lab.experiments.runner import run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
 from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
+from smoothout.lab.nearest import nearest
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report.digest import digest as digest_of
 from smoothout.lab.train.stop import check_minutes
