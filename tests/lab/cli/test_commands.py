@@ -51,18 +51,32 @@ def test_train_says_what_it_does_and_leaves_a_run(smoothout, tmp_path):
     assert (code, error) == (0, "")
     assert "mlp on digits: smoothout, strength 0.02 (constant), one draw a step, batch 400 in ghosts of 100" in said
     assert "preset ours: " in said
+    assert "ResNet44" not in said  # of which it is no run, and the strength is given
+    assert ", 1 epoch, seed 3" in said.replace("\n", " ")
     assert "epoch 1/1  loss " in said
     config = load_run(out).config
     assert (config.strength, config.ghost_batch_size, config.seed, config.epochs) == (0.02, 100, 3, 1)
     code, said, _ = smoothout("train", *QUICK, *shape, "--out", out)
     assert code == 0
-    assert "is done" in said
+    assert said.startswith(f"{out} is done: ")
+    assert said.count("\n") == 1
 
 
 def test_several_seeds(smoothout, tmp_path):
-    code, _, _ = smoothout("train", *QUICK, "--seed", 4, "--seeds", 2, "--out", tmp_path, "--quiet")
+    code, said, _ = smoothout("train", *QUICK, "--seed", 4, "--seeds", 2, "--out", tmp_path)
     assert code == 0
+    assert said.count("preset ours: ") == 1
+    assert [line for line in said.splitlines() if line.startswith("seed ")] == ["seed 5"]
+    assert said.index("\nseed 5\n") < said.index(f"{tmp_path / 'seed-5'}: ")
     assert {load_run(tmp_path / name).record.config.seed for name in ("seed-4", "seed-5")} == {4, 5}
+
+
+def test_a_batch_larger_than_the_data_is_said(smoothout, tmp_path):
+    command = ["train", "--model", "mlp", "--epochs", 1, "--device", "cpu", "--method", "plain"]
+    _, said, _ = smoothout(*command, "--batch-size", 100_000, "--out", tmp_path / "run")
+    assert "batch 100000 is more than the 1437 training images: one update an epoch\n" in said
+    _, said, _ = smoothout(*command, "--batch-size", 1437, "--out", tmp_path / "other")
+    assert "training images" not in said
 
 
 def test_flags_win_over_the_file(smoothout, tmp_path):
@@ -74,6 +88,7 @@ def test_flags_win_over_the_file(smoothout, tmp_path):
     assert settings.pop("hash") == resolve(model="mlp", epochs=9, milestones=(2, 5), denoise=True).hash
     assert (settings["epochs"], settings["milestones"], settings["denoise"]) == (9, [2, 5], True)
     assert "preset ours: " in said
+    assert "ResNet44 was trained" in said.replace("\n    ", " ")  # all that the preset assumes
 
 
 def test_every_setting_has_a_flag(smoothout):
@@ -134,6 +149,10 @@ def frozen(classes):
             "error: model='my_networks:frozen': it has no trainable parameter",
         ),
         (["train", "--model", "my_networks:frozen", "--method", "plain"], 1, "it has no trainable parameter"),
+        (["train", "--model", "resnt"], 1, "error: model='resnt' is not known: did you mean 'resnet20', "),
+        (["train", "--hold-out", "5000"], 1, "error: hold_out: n=5000, but digits has 1437 training images"),
+        (["train", "--dataset", "mnist"], 1, "error: mnist: not found. Looked in"),
+        (["train", "--model", "mlp", "--augment", "random-crop"], 1, "error: augment='random-crop': it makes"),
         (["train", "--device", "mps"], 1, "error: device='mps': expected auto, cpu, cuda or cuda:1"),
         (["train", "--noise", "bernoulli"], 1, "error: noise='bernoulli' needs scale='weight'"),
         (["train", "--method", "ensemble", "--no-denoise"], 1, "error: denoise=False: method='ensemble' does not use"),
@@ -164,11 +183,12 @@ def test_an_error_is_one_clear_message(smoothout, monkeypatch, tmp_path, argumen
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
     monkeypatch.delitem(sys.modules, "my_networks", raising=False)
     (tmp_path / "my_networks.py").write_text(NETWORKS)
-    found, _, error = smoothout(*arguments)
+    found, said, error = smoothout(*arguments)
     assert found == code
     assert message in error
     assert "Traceback" not in error
-    assert not list(tmp_path.rglob("config.json"))  # a wrong command claims no folder
+    assert not said.strip()  # nothing is announced that does not come
+    assert {each.name for each in tmp_path.iterdir()} <= {"my_networks.py", "__pycache__"}  # and nothing is left
 
 
 @pytest.mark.parametrize("more", [[], ["--markdown"], ["--pack", "p.jsonl"]])

@@ -12,10 +12,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from smoothout.lab.cli.introduction import Introduction, wrapped
 from smoothout.lab.config import Config, read_toml, resolve
-from smoothout.lab.methods import METHODS
 from smoothout.lab.presets import PRESETS
-from smoothout.lab.train.processes import number_of_processes, speaks_for_all
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 
 # \b keeps the lines that follow as they are.
@@ -67,42 +66,15 @@ def _train(
     resolved = resolve(read_toml(config) if config else {}, **settings)
     if dry_run:
         print(json.dumps({"hash": resolved.hash, **resolved.to_dict()}, indent=1, ensure_ascii=False))
-        print(PRESETS[resolved.preset])
+        print(wrapped(str(PRESETS[resolved.preset])))
         return
     options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, cuda_graphs, together, quiet)
-    if not quiet and speaks_for_all():
-        _introduce(resolved, settings)
+    introduction = Introduction(settings)
     if seeds == 1:
-        train(resolved, out, options)
+        train(resolved, out, options, introduction)
         return
     runs = [resolved.with_seed(resolved.seed + i) for i in range(seeds)]
-    train_seeds(runs, lambda each: seed_folder(out, each), options)
-
-
-def _introduce(config: Config, asked: dict[str, Any]) -> None:
-    """What is going to be trained, and what the preset assumes."""
-    noise = ""
-    if METHODS[config.method].takes_noise:
-        noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, "
-    elif METHODS[config.method].radius is not None:
-        noise = f"ρ = {config.strength:g}, two evaluations a step, "
-    elif asked.get("strength"):
-        noise = "which takes no noise, "
-    ghosts = f" in ghosts of {config.ghost_batch_size} by {config.ghost_by}" if config.ghost_batch_size else ""
-    print(
-        f"{config.model} on {config.dataset}: {config.method}, {noise}batch {config.batch_size}{ghosts}, "
-        f"{config.epochs_in_words}, seed {config.seed}, configuration {config.hash}\n{PRESETS[config.preset]}",
-        flush=True,
-    )
-
-
-def _draws_in_words(config: Config) -> str:
-    ghosts = "ghost batch" if config.ghosts_per_draw == 1 else f"{config.ghosts_per_draw} ghost batches"
-    clean = f" but {100 * config.clean_share:g} % of them, which see clean weights" if config.clean_share else ""
-    known = {"one": "one draw a step", "ghost": f"a draw for every {ghosts}{clean}"}
-    processes = number_of_processes()
-    each = f" in each of {processes} processes" if processes > 1 and not config.shared_noise else ""
-    return known.get(config.draws, f"{config.draws} draws a step") + each
+    train_seeds(runs, lambda each: seed_folder(out, each), options, introduction)
 
 
 def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:

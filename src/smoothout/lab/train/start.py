@@ -20,11 +20,12 @@ from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
 from smoothout.lab.train.progress import Progress, judged_on, progress_for
 from smoothout.lab.train.stop import Interrupted, StopRequest
-from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
+from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker, summary_writer
 from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
 T = TypeVar("T")
+Introduce = Callable[[Config, Dataset], str]
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,32 @@ class Options:
     quiet: bool = False
 
 
-def train(config: Config, out: str | Path, options: Options | None = None) -> Record:
+def train(
+    config: Config, out: str | Path, options: Options | None = None, introduce: Introduce | None = None
+) -> Record:
     """Train, or go on with, the run of this configuration in folder `out`; gives the record, at once if it is done.
+
+    Args:
+        introduce: what to say when a run begins, all that it names having been found; nothing is said of one that is
+            done.
 
     Raises RunError if the folder cannot be used or the loss diverges, Interrupted (after a checkpoint) on SIGINT,
     SIGTERM or when `options.minutes` are over.
     """
-    return train_seeds([config], lambda config: Path(out), options)[0]
+    return train_seeds([config], lambda config: Path(out), options, introduce)[0]
 
 
 def train_seeds(
-    configs: list[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+    configs: list[Config],
+    folder_of: Callable[[Config], Path],
+    options: Options | None = None,
+    introduce: Introduce | None = None,
 ) -> list[Record]:
     """Several runs in this process (and those torchrun started with it).
 
     Raises Diverged for all that did, with a line for each, or what the first to fail in another way did.
     """
-    results = attempt(configs, folder_of, options)
+    results = attempt(configs, folder_of, options, introduce)
     failed = [result for result in results if isinstance(result, Exception)]
     others = [error for error in failed if not isinstance(error, Diverged)]
     if failed:
@@ -80,7 +90,10 @@ def train_seeds(
 
 
 def attempt(
-    configs: Sequence[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+    configs: Sequence[Config],
+    folder_of: Callable[[Config], Path],
+    options: Options | None = None,
+    introduce: Introduce | None = None,
 ) -> list[Record | Exception]:
     """Several runs, and for each its record, or the RunError or Interrupted that ended it.
 
@@ -90,6 +103,8 @@ def attempt(
     options = Options() if options is None else options
     if options.checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={options.checkpoint_every}: at least 1 is needed")
+    if options.tensorboard:
+        summary_writer()
     device = choose_device(options.device)
     processes = join(device)
     torch.backends.cudnn.benchmark = True  # batches have one size, but for the last of an epoch
@@ -100,7 +115,8 @@ def attempt(
             while len(results) < len(configs) and not any(map(_ends_all, results)):
                 waiting = configs[len(results) :]
                 group = waiting[: _together(waiting, options, device, processes)]
-                make = partial(_one_run, options=options, device=device, processes=processes, stop=stop, data=data)
+                shared = {"options": options, "device": device, "processes": processes, "stop": stop, "data": data}
+                make = partial(_one_run, introduce=introduce, **shared)
                 together = sum(not (folder_of(each) / RESULT).exists() for each in group) if len(group) > 1 else 1
                 clock = Clock()
                 runs = [partial(make, each, folder_of(each), together=together, clock=clock) for each in group]
@@ -157,6 +173,7 @@ def _one_run(
     data: _Data,
     together: int,
     clock: Clock,
+    introduce: Introduce | None,
 ) -> Run[Record]:
     label = f"seed {config.seed}: " if together > 1 else ""
     progress = progress_for(processes.rank, options.quiet, label)
@@ -164,41 +181,58 @@ def _one_run(
     if record is not None:
         progress.say(f"{out} is done: {summary(record)}")
         return record
-    with ExitStack() as stack:
-        folder = stack.enter_context(_folder(out, config, processes))
-        dataset = data.of(config)
-        found = _by_first(processes, lambda: checkpoint.read_newest(out, config.hash, processes.world_size))
-        first_epoch = found.state["position"]["epoch"] + 1 if found else 1
-        tracker: Tracker = NoTracker()
-        if options.tensorboard and processes.rank == 0:
-            tracker = TensorBoard(out / "tensorboard", first_epoch)
-            stack.callback(tracker.close)
-        around = Surroundings(
-            folder,
-            processes,
-            device,
-            stop,
-            progress,
-            tracker,
-            checkpoint_every=options.checkpoint_every,
-            workers=options.workers,
-            cuda_graphs=options.cuda_graphs,
-            clock=clock,
-        )
-        trainer = Trainer(config, dataset, around)
+    dataset = data.of(config)
+    around = Surroundings(
+        NoFolder(),
+        processes,
+        device,
+        stop,
+        progress,
+        NoTracker(),
+        checkpoint_every=options.checkpoint_every,
+        workers=options.workers,
+        cuda_graphs=options.cuda_graphs,
+        clock=clock,
+    )
+    trainer = Trainer(config, dataset, around)
+    # Not before all that the user named was found and fits together: a wrong command leaves nothing behind.
+    with _folder(out, config, processes) as folder:
+        heading = None if introduce is None else introduce(config, dataset)
         provenance = Provenance.here(device, processes.world_size, together)
-        folder.begin(config, provenance)  # not before all that the user named was found
+        record = yield from _in_folder(trainer, folder, out, provenance, options.tensorboard, clock, heading)
+    progress.say(f"{out}: {summary(record)}")
+    return record
+
+
+def _in_folder(
+    trainer: Trainer,
+    folder: RunFolder | NoFolder,
+    out: Path,
+    provenance: Provenance,
+    tensorboard: bool,
+    clock: Clock,
+    heading: str | None,
+) -> Run[Record]:
+    config, processes, progress = trainer.config, trainer.around.processes, trainer.around.progress
+    with ExitStack() as stack:
+        found = _by_first(processes, lambda: checkpoint.read_newest(out, config.hash, processes.world_size))
+        tracker: Tracker = NoTracker()
+        if tensorboard and processes.rank == 0:
+            tracker = TensorBoard(out / "tensorboard", found.state["position"]["epoch"] + 1 if found else 1)
+            stack.callback(tracker.close)
+        trainer.write_to(folder, tracker)
+        folder.begin(config, provenance)
+        if heading:
+            progress.say(heading)
         stack.enter_context(progress)
         stack.enter_context(clock.at_work())
         if found:
             _go_on(trainer, found, progress, out)
         try:
-            record = yield from trainer.run(provenance)
+            return (yield from trainer.run(provenance))
         except Diverged as error:
             folder.write_json(FAILED, {"message": str(error)})
             raise Diverged(f"{out}: {error}") from error
-    progress.say(f"{out}: {summary(record)}")
-    return record
 
 
 def _go_on(trainer: Trainer, found: checkpoint.Found, progress: Progress, out: Path) -> None:
