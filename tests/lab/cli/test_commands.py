@@ -1,13 +1,16 @@
 """The commands: flags, files, messages, exit codes."""
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
+import smoothout as smoothout_package
 from smoothout.lab import data as datasets
 from smoothout.lab.cli import run
 from smoothout.lab.config import Config, resolve
@@ -216,6 +219,21 @@ def test_a_spent_time_budget_has_its_own_exit_code(smoothout, tmp_path):
     )
 
 
+def test_the_version_names_what_it_runs_on(smoothout):
+    code, said, _ = smoothout("--version")
+    assert (code, said) == (
+        0,
+        f"smoothout {smoothout_package.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n",
+    )
+
+
+def test_a_folder_that_is_named_twice_is_looked_in_once(smoothout, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SMOOTHOUT_DATA", str(tmp_path))
+    code, said, _ = smoothout("data", "--data-root", tmp_path)
+    assert (code, said.splitlines()[-1]) == (0, f"looked in {tmp_path}, {tmp_path / 'cache' / 'smoothout' / 'data'}")
+
+
 def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
@@ -257,7 +275,7 @@ def test_doctor_reports_and_finds_faults(smoothout, monkeypatch, tmp_path):
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
     code, said, _ = smoothout("doctor", "--out", tmp_path)
     assert (code, said.strip().splitlines()[-1]) == (0, "problems: none")
-    for part in ("torch ", "cpu: ", "data: digits here", "disk: "):
+    for part in ("torch ", "peft ", "pytorch_optimizer ", "cpu: ", "data: digits here", "disk: "):
         assert part in said
     (tmp_path / "mnist").write_text("no folder")
     code, said, _ = smoothout("doctor", "--data-root", tmp_path)
@@ -269,4 +287,7 @@ def test_without_the_extra_one_sentence_says_so():
     program = "import sys; sys.modules['typer'] = None; from smoothout.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr == "error: the commands need 'typer', which is not installed: pip install 'smoothout[lab]'\n"
+    assert ended.stderr == (
+        "error: the commands need 'typer', which is not installed: "
+        "pip install 'smoothout[lab]', or '.[lab]' in a checkout\n"
+    )

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smoothout.extras import install
+
 if TYPE_CHECKING:
     from smoothout.lab.runs import EpochMetrics
 
@@ -30,7 +32,7 @@ def summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("--tensorboard needs the extra: pip install 'smoothout[tensorboard]'") from error
+        raise ValueError(f"--tensorboard needs the extra: {install('tensorboard')}") from error
     return SummaryWriter
 
 
