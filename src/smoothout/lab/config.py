@@ -39,15 +39,11 @@ def _setting(default: Any, group: str, help: str, choices: Iterable[str] = ()) -
 class Config:
     """What a run computes. `resolve` fills in what is not given."""
 
-    dataset: str = _setting(
-        "digits", "Data", "digits (default), mnist, cifar10, cifar100, imagenette or imagefolder:PATH"
-    )
+    dataset: str = _setting("digits", "Data", "digits, mnist, cifar10, cifar100, imagenette or imagefolder:PATH")
     hold_out: int = _setting(0, "Data", "judge on this many training images, held out, instead of the test set")
     augment: str = _setting("none", "Data", "augmentation of the training images", AUGMENTATIONS)
 
-    model: str = _setting(
-        "f1", "Model", "mlp, f1, c1, c3, resnet44, alexnet, resnet18, … or your module:function; default: by dataset"
-    )
+    model: str = _setting("f1", "Model", "mlp, f1, c1, c3, resnet44, alexnet, resnet18, … or your module:function")
     dropout: float | None = _setting(None, "Model", "dropout probability, where the model has any; 0 switches it off")
 
     method: str = _setting("smoothout", "Method", "how a step finds its gradient", METHODS)

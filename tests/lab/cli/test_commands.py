@@ -101,6 +101,45 @@ def test_every_setting_has_a_flag(smoothout):
         assert f"--{setting.name.replace('_', '-')}" in said
 
 
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [
+        ("--method", "smoothout"),
+        ("--preset", "ours"),
+        ("--model", "by the dataset"),
+        ("--epochs", "by the model"),
+        ("--batch-size", "128"),
+        ("--strength", "by the method"),
+        ("--draws", "by the preset"),
+        ("--seed", "0"),
+        ("--no-denoise", "denoise"),
+    ],
+)
+def test_the_help_of_train_shows_what_applies_by_default(smoothout, flag, default):
+    _, said, _ = smoothout("train", "--help")
+    words = " ".join(said.replace("│", " ").split())
+    of_flag = words[words.index(f" {flag} ", words.index("─ Data ─")) + len(flag) + 2 :]
+    assert f"[default: ({default})]" in of_flag[: of_flag.index(" --")]
+
+
+def test_the_help_says_whose_strengths_preset_ours_has(smoothout):
+    for command, words in (
+        ("train", "ours has the paper's strengths here"),
+        ("reproduce", "ours has strengths chosen"),
+    ):
+        _, said, _ = smoothout(command, "--help")
+        assert words in " ".join(said.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [("tiny", False), ("paper", True)])
+def test_a_list_tells_minutes_of_a_gpu_only_of_what_is_for_one(smoothout, tmp_path, scale, is_told):
+    code, said, _ = smoothout("reproduce", "table1", "--list", "--scale", scale, "--out", tmp_path)
+    assert code == 0
+    assert ("minutes on an H200" in said) == is_told
+    cells = said.splitlines()[1].split()
+    assert cells[:2] == ["table1", "paper"]
+
+
 COMMANDS = ("demo", "train", "measure", "reproduce", "report", "data", "doctor")
 SUBCOMMANDS = {
     "measure": ("sharpness", "sensitivity", "landscape", "curvature", "interpolate"),

@@ -140,6 +140,7 @@ def test_the_report_shows_what_was_measured(runs):
 
 def test_what_it_refuses(runs, tmp_path):
     assert "no finished run in nothing" in measured("sharpness", "nothing", cwd=tmp_path).stderr
+    assert "strengths='0': give one above 0" in measured("sensitivity", "a", "--strengths", "0", cwd=runs).stderr
     assert "strengths='0;1'" in measured("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
     for alphas in ("0:1", "0:1:0", "1:0:-1", "0:inf:1"):
         assert f"error: alphas={alphas!r}" in measured("interpolate", "a", "b", "--alphas", alphas, cwd=runs).stderr

@@ -126,12 +126,12 @@ def sensitivity(
     smoothout measure sensitivity runs/f1 --draws 10 --plot sensitivity.svg
     smoothout measure sensitivity runs/c1 --fresh-noise --batch-size 100 --split test
     """
-    settings = {"strengths": _from_zero(strengths), "noise": noise, "scale": scale, "draws": draws}
+    grid = _from_zero(strengths)
+    settings = {"strengths": grid, "noise": noise, "scale": scale, "draws": draws}
     settings |= {"fresh_noise_per_batch": fresh_noise, "seed": seed}
     taken = _measure_all("sensitivity", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
-    first, *_, last = settings["strengths"]
     _print_table(
-        ("run", f"loss at a = {first:g}", f"loss at a = {last:g}", "slope s"),
+        ("run", f"loss at a = {grid[0]:g}", f"loss at a = {grid[-1]:g}", "slope s"),
         [(name, f"{r.losses[0]:.4g}", f"{r.losses[-1]:.4g}", f"{r.slope:.4g}") for name, r in taken.items()],
     )
     _draw("sensitivity", taken, plot)
@@ -331,6 +331,8 @@ def _draw(kind: str, results: dict[str, Any], file: Path | None) -> None:
 def _from_zero(text: str) -> tuple[float, ...]:
     """The strengths with 0 among them: a rise, and the slope of a single strength, are against the loss there."""
     strengths = _numbers("strengths", text)
+    if not any(strengths):
+        raise ValueError(f"strengths={text!r}: give one above 0, such as 0.05")
     if 0.0 in strengths:
         return strengths
     print(f"strengths: 0 is measured, too, beside {text}")

@@ -284,13 +284,16 @@ def _print_list(asked: _Asked) -> None:
     if not console.is_terminal:
         console.width = 170
     table = Table(box=None, padding=(0, 1))
-    for name in ("experiment", "preset", "", "runs", "done", "missing", "minutes on an H200", "not possible here"):
-        table.add_column(name, justify="right" if name in ("runs", "done", "missing", "minutes on an H200") else "left")
+    # Of the tiny runs, which are for a CPU, nobody knows whose minutes to name.
+    cost = ["minutes on an H200"] if any(setting.scale == "paper" for setting, _ in asked.experiments) else []
+    for name in ("experiment", "preset", "", "runs", "done", "missing", *cost, "not possible here"):
+        table.add_column(name, justify="right" if name in ("runs", "done", "missing", *cost) else "left")
     for setting, experiment in asked.experiments:
         todo = asked.plan(experiment)
         absent = [f"{dataset} ({runs})" for dataset, runs in todo.absent.items()]
         unmeasured = [f"measuring {todo.unmeasured} packed"] if todo.unmeasured else []
-        numbers = (todo.runs, todo.done, todo.runs - todo.done, f"{todo.seconds / 60:.1f}")
+        minutes = [f"{todo.seconds / 60:.1f}"] if cost else []
+        numbers = (todo.runs, todo.done, todo.runs - todo.done, *minutes)
         cells = (experiment.name, setting.preset, experiment.title, *map(str, numbers), ", ".join(absent + unmeasured))
         table.add_row(*cells)
     console.print(table)

@@ -6,7 +6,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -14,7 +14,8 @@ import typer
 
 from smoothout.lab.cli.introduction import Introduction, wrapped
 from smoothout.lab.config import Config, read_toml, resolve
-from smoothout.lab.presets import PRESETS
+from smoothout.lab.presets import GHOST_BATCH, PRESETS, Preset
+from smoothout.lab.train.regime import regime_of
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 
 # \b keeps the lines that follow as they are.
@@ -86,7 +87,8 @@ def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
         help_ = setting.metadata["help"]
         if setting.metadata["choices"]:
             help_ += f" ({', '.join(setting.metadata['choices'])})"
-        option = typer.Option(help=help_, rich_help_panel=setting.metadata["group"], show_default=False)
+        default = _default_in_words(setting)
+        option = typer.Option(help=help_, rich_help_panel=setting.metadata["group"], show_default=default)
         flag_type: Any = _flag_type(kinds[setting.name])
         kind = Annotated[flag_type | None, option]
         parameters.append(
@@ -99,6 +101,27 @@ def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
+
+
+def _default_in_words(setting: Field[Any]) -> str | bool:
+    """What applies where the flag is not given; False where that is nothing."""
+    if setting.name == "model":
+        return "by the dataset"
+    if setting.name in regime_of("").settings():
+        return "by the model"
+    if setting.name in ("strength", "noise", "scale"):
+        return "by the method"
+    if any(setting.name in _filled_in_by(preset) for preset in PRESETS.values()):
+        return "by the preset"
+    if setting.default is None or isinstance(setting.default, bool):
+        return setting.name if setting.default else False
+    return str(setting.default)
+
+
+def _filled_in_by(preset: Preset) -> set[str]:
+    """The settings that a preset has a say in, for some network."""
+    settings = [preset.settings(model, "adasmoothout", 2 * GHOST_BATCH, 100) for model in ("f1", "resnet18")]
+    return {name for each in settings for name in each}
 
 
 def _flag_type(kind: Any) -> type:
