@@ -112,6 +112,20 @@ def test_there_is_always_a_checkpoint(tmp_path):
     assert (tmp_path / PREVIOUS).read_bytes() == b"second"
 
 
+def test_a_folder_in_which_no_run_began_goes_away_again(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "runs" / "first", tmp_path / "mine", tmp_path / "mine" / "run"):
+        with pytest.raises(ValueError, match="wrong"), open_folder(out, CONFIG):
+            assert out.is_dir()
+            raise ValueError("wrong")
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]  # which was there
+    assert not (tmp_path / "mine" / "run").exists()
+    with pytest.raises(ValueError, match="wrong"), open_folder(tmp_path / "begun", CONFIG) as folder:
+        begin(folder)
+        raise ValueError("wrong")
+    assert load_run(tmp_path / "begun").config == CONFIG
+
+
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         begin(folder)

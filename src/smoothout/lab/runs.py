@@ -340,8 +340,10 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
     """Make or enter the folder of a run, and keep others out meanwhile.
 
     Raises RunError if it holds another configuration, if another process works in it, or if it cannot be written.
+    A folder that was made here and in which no run began goes away again.
     """
     path = path.absolute()
+    made = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(path)
@@ -365,6 +367,16 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
             yield RunFolder(path)
         finally:
             _held.discard(here)
+            if made and not (path / CONFIG).exists():
+                _remove_empty(made)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Those that hold nothing but a lock, the innermost first."""
+    with suppress(OSError):  # what somebody else put there stays
+        (folders[0] / LOCK).unlink()
+        for folder in folders:
+            folder.rmdir()
 
 
 def finished(path: Path, config: Config) -> Record | None:

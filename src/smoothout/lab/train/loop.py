@@ -128,10 +128,6 @@ class Trainer:
     def _now(self) -> float:
         return self.around.clock()
 
-    def write_to(self, folder: RunFolder | NoFolder, tracker: Tracker) -> None:
-        """Where results go. Later than the rest: what cannot be built leaves no folder behind."""
-        self.around = replace(self.around, folder=folder, tracker=tracker)
-
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, provenance: Provenance) -> Generator[None, None, Record]:

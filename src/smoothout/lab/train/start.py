@@ -20,7 +20,7 @@ from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
 from smoothout.lab.train.progress import Progress, judged_on, progress_for
 from smoothout.lab.train.stop import Interrupted, StopRequest
-from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker, summary_writer
+from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
 from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
@@ -103,8 +103,6 @@ def attempt(
     options = Options() if options is None else options
     if options.checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={options.checkpoint_every}: at least 1 is needed")
-    if options.tensorboard:
-        summary_writer()
     device = choose_device(options.device)
     processes = join(device)
     torch.backends.cudnn.benchmark = True  # batches have one size, but for the last of an epoch
@@ -181,58 +179,43 @@ def _one_run(
     if record is not None:
         progress.say(f"{out} is done: {summary(record)}")
         return record
-    dataset = data.of(config)
-    around = Surroundings(
-        NoFolder(),
-        processes,
-        device,
-        stop,
-        progress,
-        NoTracker(),
-        checkpoint_every=options.checkpoint_every,
-        workers=options.workers,
-        cuda_graphs=options.cuda_graphs,
-        clock=clock,
-    )
-    trainer = Trainer(config, dataset, around)
-    # Not before all that the user named was found and fits together: a wrong command leaves nothing behind.
-    with _folder(out, config, processes) as folder:
-        heading = None if introduce is None else introduce(config, dataset)
-        provenance = Provenance.here(device, processes.world_size, together)
-        record = yield from _in_folder(trainer, folder, out, provenance, options.tensorboard, clock, heading)
-    progress.say(f"{out}: {summary(record)}")
-    return record
-
-
-def _in_folder(
-    trainer: Trainer,
-    folder: RunFolder | NoFolder,
-    out: Path,
-    provenance: Provenance,
-    tensorboard: bool,
-    clock: Clock,
-    heading: str | None,
-) -> Run[Record]:
-    config, processes, progress = trainer.config, trainer.around.processes, trainer.around.progress
     with ExitStack() as stack:
+        folder = stack.enter_context(_folder(out, config, processes))
+        dataset = data.of(config)
         found = _by_first(processes, lambda: checkpoint.read_newest(out, config.hash, processes.world_size))
+        first_epoch = found.state["position"]["epoch"] + 1 if found else 1
         tracker: Tracker = NoTracker()
-        if tensorboard and processes.rank == 0:
-            tracker = TensorBoard(out / "tensorboard", found.state["position"]["epoch"] + 1 if found else 1)
+        if options.tensorboard and processes.rank == 0:
+            tracker = TensorBoard(out / "tensorboard", first_epoch)
             stack.callback(tracker.close)
-        trainer.write_to(folder, tracker)
-        folder.begin(config, provenance)
-        if heading:
-            progress.say(heading)
+        around = Surroundings(
+            folder,
+            processes,
+            device,
+            stop,
+            progress,
+            tracker,
+            checkpoint_every=options.checkpoint_every,
+            workers=options.workers,
+            cuda_graphs=options.cuda_graphs,
+            clock=clock,
+        )
+        trainer = Trainer(config, dataset, around)
+        provenance = Provenance.here(device, processes.world_size, together)
+        folder.begin(config, provenance)  # not before all that the user named was found
+        if introduce is not None:
+            progress.say(introduce(config, dataset))
         stack.enter_context(progress)
         stack.enter_context(clock.at_work())
         if found:
             _go_on(trainer, found, progress, out)
         try:
-            return (yield from trainer.run(provenance))
+            record = yield from trainer.run(provenance)
         except Diverged as error:
             folder.write_json(FAILED, {"message": str(error)})
             raise Diverged(f"{out}: {error}") from error
+    progress.say(f"{out}: {summary(record)}")
+    return record
 
 
 def _go_on(trainer: Trainer, found: checkpoint.Found, progress: Progress, out: Path) -> None:

@@ -27,21 +27,16 @@ class NoTracker:
     def close(self) -> None: ...
 
 
-def summary_writer() -> Any:
-    """TensorBoard's own class, or a ValueError that says what to install."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(f"--tensorboard needs the extra: {install('tensorboard')}") from error
-    return SummaryWriter
-
-
 class TensorBoard:
     """One event file a start; an epoch that is trained again after an interruption replaces the earlier point."""
 
     def __init__(self, folder: Path, first_epoch: int = 1) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(f"--tensorboard needs the extra: {install('tensorboard')}") from error
         # Not opened before there is something to write: a folder with event files alone would not pass for a run's.
-        self._open = partial(summary_writer(), str(folder), purge_step=first_epoch)
+        self._open = partial(SummaryWriter, str(folder), purge_step=first_epoch)
         self._writer: Any = None
 
     def log(self, metrics: EpochMetrics) -> None:
