@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from smoothout.extras import install
+
 
 def main() -> None:
     """Run the command line; without the extra `lab`, say in one sentence what is missing."""
@@ -13,7 +15,7 @@ def main() -> None:
         name = error.name or ""
         if name.startswith("smoothout"):
             raise
-        sys.exit(f"error: the commands need {name!r}, which is not installed: pip install 'smoothout[lab]'")
+        sys.exit(f"error: the commands need {name!r}, which is not installed: {install('lab')}")
     sys.exit(run())
 
 

@@ -80,3 +80,40 @@ def test_a_preset_prints_its_assumptions(name):
     assert text.startswith(f"preset {name}: ")
     assert all(f"  - {assumption}" in text for assumption in PRESETS[name].assumptions)
     assert len(PRESETS[name].assumptions) >= 2
+
+
+DEEP = {"dataset": "cifar10", "model": "resnet44", "batch_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": "mlp", "method": "plain"}, []),
+        ({"model": "mlp"}, ["the strength is the paper's"]),
+        ({"model": "mlp", "strength": 0.01}, []),
+        ({**DEEP, "method": "plain"}, ["one draw a step on the networks of Table 1; on the others"]),
+        ({**DEEP, "method": "adasmoothout"}, ["one draw a step on", "the strength is the paper's"]),
+        ({"preset": "paper", "method": "plain"}, ["the text does not say which epoch", "the optimizer of F1"]),
+        ({"preset": "authors", "model": "mlp", "method": "plain"}, ["the optimizer is rebuilt", "choosing the best"]),
+    ],
+)
+def test_of_a_run_only_what_concerns_it_is_told(settings, words):
+    config = resolve(**settings)
+    summary, *told = PRESETS[config.preset].told_of(config).splitlines()
+    assert summary.startswith(f"preset {config.preset}: ")
+    assert [line.startswith(f"  - {each}") for line, each in zip(told, words, strict=True)] == [True] * len(words)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_assumption_concerns_some_run(name):
+    runs = [
+        resolve(preset=name, **settings)
+        for settings in (
+            {"dataset": "mnist", "method": "adasmoothout"},
+            {"dataset": "cifar10"},
+            DEEP,
+            {"dataset": "imagenette", "method": "adasmoothout", "batch_size": 512},
+        )
+    ]
+    for assumption in PRESETS[name].assumptions:
+        assert any(assumption.concerns(config) for config in runs), assumption.text

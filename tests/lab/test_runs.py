@@ -96,8 +96,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     file = tmp_path / "file"
     write_atomically(file, b"old")
     (tmp_path / "file.partial").mkdir()  # nothing can be opened under the temporary name
-    with pytest.raises(RunError, match=r"file: cannot be written.*untouched"):
+    with pytest.raises(RunError, match=r"file: cannot be written.*untouched\. .* the same command again\.$"):
         write_atomically(file, b"new")
+    with pytest.raises(RunError, match=r"the same command again; it goes on\.$"):
+        write_atomically(file, b"new", afterwards="it goes on")
     assert file.read_bytes() == b"old"
 
 
@@ -108,6 +110,20 @@ def test_there_is_always_a_checkpoint(tmp_path):
             folder.write_checkpoint(memoryview(content))
     assert (tmp_path / CHECKPOINT).read_bytes() == b"third"
     assert (tmp_path / PREVIOUS).read_bytes() == b"second"
+
+
+def test_a_folder_in_which_no_run_began_goes_away_again(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "runs" / "first", tmp_path / "mine", tmp_path / "mine" / "run"):
+        with pytest.raises(ValueError, match="wrong"), open_folder(out, CONFIG):
+            assert out.is_dir()
+            raise ValueError("wrong")
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]  # which was there
+    assert not (tmp_path / "mine" / "run").exists()
+    with pytest.raises(ValueError, match="wrong"), open_folder(tmp_path / "begun", CONFIG) as folder:
+        begin(folder)
+        raise ValueError("wrong")
+    assert load_run(tmp_path / "begun").config == CONFIG
 
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smoothout.attach import check_draw
+from smoothout.extras import install
 from smoothout.filters import Scale
 from smoothout.noise import Noise
 from smoothout.schedule import Schedule
@@ -40,4 +41,4 @@ def check_arguments(strength: float, draw: str, arguments: Mapping[str, Any]) ->
 
 def missing(package: str, extra: str) -> ImportError:
     """The error for a framework that is not installed."""
-    return ImportError(f"smoothout.integrations.{extra} needs {package}: pip install 'smoothout[{extra}]'")
+    return ImportError(f"smoothout.integrations.{extra} needs {package}: {install(extra)}")

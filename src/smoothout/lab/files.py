@@ -16,8 +16,12 @@ class RunError(Exception):
     """A run folder cannot be used, or a run cannot go on. The message says what is there and what to do."""
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write under a temporary name, flush to the disk, rename. The old file stays until the new one is whole."""
+def write_atomically(path: Path, content: bytes | memoryview, afterwards: str = "") -> None:
+    """Write under a temporary name, flush to the disk, rename. The old file stays until the new one is whole.
+
+    Args:
+        afterwards: what the same command does when it is given again, for the message of a write that fails.
+    """
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as stream:
@@ -31,7 +35,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
             partial.unlink()
         raise RunError(
             f"{path}: cannot be written, {len(content) / 1e6:.1f} MB ({error.strerror}). What was there before is "
-            "untouched. Mend this and give the same command again; a training goes on from its last checkpoint."
+            f"untouched. Mend this and give the same command again{'; ' if afterwards else ''}{afterwards}."
         ) from error
 
 

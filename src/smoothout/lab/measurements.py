@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from smoothout import measure
-from smoothout.lab.files import read_as, write_atomically
+from smoothout.lab.files import RunError, read_as, write_atomically
 from smoothout.lab.trained import OnePass, Trained, mean_loss
 
 WITH_ACCURACY = ("sensitivity", "landscape")
@@ -69,6 +69,14 @@ def save(run: Path, measurement: Measurement) -> Path:
     content = {"name": measurement.name, "how": measurement.how, "result": measurement.result.to_json()}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
+
+
+def settings_kept(run: Path, name: str) -> dict[str, Any] | None:
+    """How the measurement of this name was made; None where there is none that can be read."""
+    try:
+        return load(run, name).settings
+    except (OSError, RunError):
+        return None
 
 
 def load_all(run: Path) -> dict[str, Measurement]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from smoothout.extras import install
 from smoothout.lab.methods import Plain, StepResult, TrainingImages
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
 from smoothout.lab.train.statistics import measure_statistics
@@ -77,7 +78,7 @@ def _sam_of_the_extra(method: str) -> Any:
     try:
         from pytorch_optimizer import SAM
     except ImportError as error:
-        raise ValueError(f"method={method!r} needs the extra: pip install 'smoothout[rivals]'") from error
+        raise ValueError(f"method={method!r} needs the extra: {install('rivals')}") from error
     return SAM
 
 

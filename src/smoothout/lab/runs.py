@@ -282,16 +282,16 @@ class RunFolder:
         self.path = path
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        self._write(name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
     def write_metrics(self, history: list[EpochMetrics]) -> None:
         lines = "".join(json.dumps(asdict(epoch)) + "\n" for epoch in history)
-        write_atomically(self.path / METRICS, lines.encode())
+        self._write(METRICS, lines.encode())
 
     def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None:
         # Clones, since safetensors refuses tied weights that share memory.
         tensors = {key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}
-        write_atomically(self.path / name, safetensors.torch.save(tensors, metadata={"epoch": str(epoch)}))
+        self._write(name, safetensors.torch.save(tensors, metadata={"epoch": str(epoch)}))
 
     def write_checkpoint(self, content: memoryview) -> None:
         """The new checkpoint; the one that was there becomes the previous one. At every moment there is one of them."""
@@ -306,7 +306,10 @@ class RunFolder:
                 if error.errno in (errno.EROFS, errno.ENOSPC):
                     raise RunError(f"{previous}: cannot be written ({error.strerror})") from error
                 # A file system without hard links goes without a previous checkpoint.
-        write_atomically(current, content)
+        self._write(CHECKPOINT, content)
+
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        write_atomically(self.path / name, content, afterwards="a training goes on from its last checkpoint")
 
     def begin(self, config: Config, provenance: Provenance) -> None:
         """From here on the folder belongs to this configuration."""
@@ -337,8 +340,10 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
     """Make or enter the folder of a run, and keep others out meanwhile.
 
     Raises RunError if it holds another configuration, if another process works in it, or if it cannot be written.
+    A folder that was made here and in which no run began goes away again.
     """
     path = path.absolute()
+    made = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(path)
@@ -362,6 +367,16 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
             yield RunFolder(path)
         finally:
             _held.discard(here)
+            if made and not (path / CONFIG).exists():
+                _remove_empty(made)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Those that hold nothing but a lock, the innermost first."""
+    with suppress(OSError):  # what somebody else put there stays
+        (folders[0] / LOCK).unlink()
+        for folder in folders:
+            folder.rmdir()
 
 
 def finished(path: Path, config: Config) -> Record | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smoothout.extras import install
+
 if TYPE_CHECKING:
     from smoothout.measure._curvature import Curvature
     from smoothout.measure._interpolate import Interpolation
@@ -32,7 +34,7 @@ def new_axes(size: tuple[float, float] = (6.0, 4.0), **subplot: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'smoothout[lab]'") from error
+        raise ImportError(f"plots need matplotlib: {install('lab')}") from error
     return Figure(figsize=size, dpi=150, layout="constrained").add_subplot(**subplot)
 
 

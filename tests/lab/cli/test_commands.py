@@ -1,13 +1,16 @@
 """The commands: flags, files, messages, exit codes."""
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
+import smoothout as smoothout_package
 from smoothout.lab import data as datasets
 from smoothout.lab.cli import run
 from smoothout.lab.config import Config, resolve
@@ -51,18 +54,32 @@ def test_train_says_what_it_does_and_leaves_a_run(smoothout, tmp_path):
     assert (code, error) == (0, "")
     assert "mlp on digits: smoothout, strength 0.02 (constant), one draw a step, batch 400 in ghosts of 100" in said
     assert "preset ours: " in said
+    assert "ResNet44" not in said  # of which it is no run, and the strength is given
+    assert ", 1 epoch, seed 3" in said.replace("\n", " ")
     assert "epoch 1/1  loss " in said
     config = load_run(out).config
     assert (config.strength, config.ghost_batch_size, config.seed, config.epochs) == (0.02, 100, 3, 1)
     code, said, _ = smoothout("train", *QUICK, *shape, "--out", out)
     assert code == 0
-    assert "is done" in said
+    assert said.startswith(f"{out} is done: ")
+    assert said.count("\n") == 1
 
 
 def test_several_seeds(smoothout, tmp_path):
-    code, _, _ = smoothout("train", *QUICK, "--seed", 4, "--seeds", 2, "--out", tmp_path, "--quiet")
+    code, said, _ = smoothout("train", *QUICK, "--seed", 4, "--seeds", 2, "--out", tmp_path)
     assert code == 0
+    assert said.count("preset ours: ") == 1
+    assert [line for line in said.splitlines() if line.startswith("seed ")] == ["seed 5"]
+    assert said.index("\nseed 5\n") < said.index(f"{tmp_path / 'seed-5'}: ")
     assert {load_run(tmp_path / name).record.config.seed for name in ("seed-4", "seed-5")} == {4, 5}
+
+
+def test_a_batch_larger_than_the_data_is_said(smoothout, tmp_path):
+    command = ["train", "--model", "mlp", "--epochs", 1, "--device", "cpu", "--method", "plain"]
+    _, said, _ = smoothout(*command, "--batch-size", 100_000, "--out", tmp_path / "run")
+    assert "batch 100000 is more than the 1437 training images: one update an epoch\n" in said
+    _, said, _ = smoothout(*command, "--batch-size", 1437, "--out", tmp_path / "other")
+    assert "training images" not in said
 
 
 def test_flags_win_over_the_file(smoothout, tmp_path):
@@ -74,6 +91,7 @@ def test_flags_win_over_the_file(smoothout, tmp_path):
     assert settings.pop("hash") == resolve(model="mlp", epochs=9, milestones=(2, 5), denoise=True).hash
     assert (settings["epochs"], settings["milestones"], settings["denoise"]) == (9, [2, 5], True)
     assert "preset ours: " in said
+    assert "ResNet44 was trained" in said.replace("\n    ", " ")  # all that the preset assumes
 
 
 def test_every_setting_has_a_flag(smoothout):
@@ -81,6 +99,45 @@ def test_every_setting_has_a_flag(smoothout):
     assert code == 0
     for setting in fields(Config):
         assert f"--{setting.name.replace('_', '-')}" in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [
+        ("--method", "smoothout"),
+        ("--preset", "ours"),
+        ("--model", "by the dataset"),
+        ("--epochs", "by the model"),
+        ("--batch-size", "128"),
+        ("--strength", "by the method"),
+        ("--draws", "by the preset"),
+        ("--seed", "0"),
+        ("--no-denoise", "denoise"),
+    ],
+)
+def test_the_help_of_train_shows_what_applies_by_default(smoothout, flag, default):
+    _, said, _ = smoothout("train", "--help")
+    words = " ".join(said.replace("│", " ").split())
+    of_flag = words[words.index(f" {flag} ", words.index("─ Data ─")) + len(flag) + 2 :]
+    assert f"[default: ({default})]" in of_flag[: of_flag.index(" --")]
+
+
+def test_the_help_says_whose_strengths_preset_ours_has(smoothout):
+    for command, words in (
+        ("train", "ours has the paper's strengths here"),
+        ("reproduce", "ours has strengths chosen"),
+    ):
+        _, said, _ = smoothout(command, "--help")
+        assert words in " ".join(said.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [("tiny", False), ("paper", True)])
+def test_a_list_tells_minutes_of_a_gpu_only_of_what_is_for_one(smoothout, tmp_path, scale, is_told):
+    code, said, _ = smoothout("reproduce", "table1", "--list", "--scale", scale, "--out", tmp_path)
+    assert code == 0
+    assert ("minutes on an H200" in said) == is_told
+    cells = said.splitlines()[1].split()
+    assert cells[:2] == ["table1", "paper"]
 
 
 COMMANDS = ("demo", "train", "measure", "reproduce", "report", "data", "doctor")
@@ -122,7 +179,7 @@ def frozen(classes):
         (["train", "--epochs", "x"], 2, "--epochs"),
         (["train", "--method", "smothout"], 1, "error: method='smothout' is not known: did you mean 'smoothout'?"),
         (["train", "--dataset", "cifra10"], 1, "error: dataset='cifra10' is not known: did you mean 'cifar10'?"),
-        (["train", "--model", "mpl"], 1, "error: model='mpl': choose one of mlp"),
+        (["train", "--model", "mpl"], 1, "error: model='mpl' is not known: did you mean 'mlp'?"),
         (
             ["train", "--model", "my_networks:number"],
             1,
@@ -134,6 +191,10 @@ def frozen(classes):
             "error: model='my_networks:frozen': it has no trainable parameter",
         ),
         (["train", "--model", "my_networks:frozen", "--method", "plain"], 1, "it has no trainable parameter"),
+        (["train", "--model", "resnt"], 1, "error: model='resnt' is not known: did you mean 'resnet20', "),
+        (["train", "--hold-out", "5000"], 1, "error: hold_out: n=5000, but digits has 1437 training images"),
+        (["train", "--dataset", "mnist"], 1, "error: mnist: not found. Looked in"),
+        (["train", "--model", "mlp", "--augment", "random-crop"], 1, "error: augment='random-crop': it makes"),
         (["train", "--device", "mps"], 1, "error: device='mps': expected auto, cpu, cuda or cuda:1"),
         (["train", "--noise", "bernoulli"], 1, "error: noise='bernoulli' needs scale='weight'"),
         (["train", "--method", "ensemble", "--no-denoise"], 1, "error: denoise=False: method='ensemble' does not use"),
@@ -164,11 +225,12 @@ def test_an_error_is_one_clear_message(smoothout, monkeypatch, tmp_path, argumen
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
     monkeypatch.delitem(sys.modules, "my_networks", raising=False)
     (tmp_path / "my_networks.py").write_text(NETWORKS)
-    found, _, error = smoothout(*arguments)
+    found, said, error = smoothout(*arguments)
     assert found == code
     assert message in error
     assert "Traceback" not in error
-    assert not list(tmp_path.rglob("config.json"))  # a wrong command claims no folder
+    assert not said.strip()  # nothing is announced that does not come
+    assert {each.name for each in tmp_path.iterdir()} <= {"my_networks.py", "__pycache__"}  # and nothing is left
 
 
 @pytest.mark.parametrize("more", [[], ["--markdown"], ["--pack", "p.jsonl"]])
@@ -194,6 +256,21 @@ def test_a_spent_time_budget_has_its_own_exit_code(smoothout, tmp_path):
     assert (
         error == "stopped in epoch 1, after step 1 (the time budget is spent). The same command goes on from there.\n"
     )
+
+
+def test_the_version_names_what_it_runs_on(smoothout):
+    code, said, _ = smoothout("--version")
+    assert (code, said) == (
+        0,
+        f"smoothout {smoothout_package.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n",
+    )
+
+
+def test_a_folder_that_is_named_twice_is_looked_in_once(smoothout, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SMOOTHOUT_DATA", str(tmp_path))
+    code, said, _ = smoothout("data", "--data-root", tmp_path)
+    assert (code, said.splitlines()[-1]) == (0, f"looked in {tmp_path}, {tmp_path / 'cache' / 'smoothout' / 'data'}")
 
 
 def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
@@ -237,7 +314,7 @@ def test_doctor_reports_and_finds_faults(smoothout, monkeypatch, tmp_path):
     monkeypatch.delenv("SMOOTHOUT_DATA", raising=False)
     code, said, _ = smoothout("doctor", "--out", tmp_path)
     assert (code, said.strip().splitlines()[-1]) == (0, "problems: none")
-    for part in ("torch ", "cpu: ", "data: digits here", "disk: "):
+    for part in ("torch ", "peft ", "pytorch_optimizer ", "cpu: ", "data: digits here", "disk: "):
         assert part in said
     (tmp_path / "mnist").write_text("no folder")
     code, said, _ = smoothout("doctor", "--data-root", tmp_path)
@@ -249,4 +326,7 @@ def test_without_the_extra_one_sentence_says_so():
     program = "import sys; sys.modules['typer'] = None; from smoothout.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr == "error: the commands need 'typer', which is not installed: pip install 'smoothout[lab]'\n"
+    assert ended.stderr == (
+        "error: the commands need 'typer', which is not installed: "
+        "pip install 'smoothout[lab]', or '.[lab]' in a checkout\n"
+    )

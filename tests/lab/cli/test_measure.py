@@ -65,13 +65,57 @@ def test_interpolation_ends_at_the_two_runs(runs):
 
 
 def test_tables_say_what_their_numbers_are(runs):
-    table = measured("sensitivity", "a", "--strengths", "0.01,0.05", "--images", "50", cwd=runs).stdout
-    assert "loss at a = 0.01" in table
+    table = measured("sensitivity", "a", "--strengths", "0,0.01,0.05", "--images", "50", cwd=runs).stdout
+    assert "loss at a = 0 " in table
     assert "loss at a = 0.05" in table
     table = measured("interpolate", "a", "b", "--alphas", "0:1:0.6", "--images", "50", cwd=runs).stdout.split()
+    table = table[table.index("α") :]
     assert table[:3] == ["α", "loss", "accuracy"]
     assert table[3::3] == ["0.00", "0.60"]  # 1.20 would be beyond the end
     assert all(accuracy.endswith("%") for accuracy in table[5::3])
+
+
+def test_one_strength_is_measured_against_none(runs):
+    done = measured("sensitivity", "a", "--strengths", "0.1", "--draws", "1", "--images", "50", cwd=runs)
+    said, header, row = done.stdout.splitlines()[-3:]
+    assert said.startswith("a: replaces ") or said == "strengths: 0 is measured, too, beside 0.1"
+    assert header.strip().split("  ")[-3:] == ["loss at a = 0", "loss at a = 0.1", "slope s"]
+    assert "strengths: 0 is measured, too, beside 0.1\n" in done.stdout
+    kept = measurements.load(runs / "a", "sensitivity-train").result
+    assert kept.strengths == (0.0, 0.1)
+    assert kept.slope == pytest.approx((kept.losses[1] - kept.losses[0]) / 0.1)
+    assert row.split()[-1] == f"{kept.slope:.4g}"
+
+
+def test_what_replaces_a_measurement_of_other_settings_says_so(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "measurements", ignore_errors=True)
+    command = ("sensitivity", "run", "--images", "50", "--draws")
+    for strengths, draws, said in (
+        ("0,0.01,0.02,0.03,0.04,0.05", 1, ""),
+        ("0,0.01,0.02,0.03,0.04,0.05", 1, ""),
+        ("0,0.1", 1, "run: replaces the sensitivity-train with strengths 0 … 0.05 (6)\n"),
+        ("0,0.2", 2, "run: replaces the sensitivity-train with draws 1; strengths 0, 0.1\n"),
+    ):
+        done = measured(*command, draws, "--strengths", strengths, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout[: done.stdout.index(" run ")].strip() == said.strip()
+    (tmp_path / "run" / "measurements" / "sensitivity-train.json").write_text("{}")
+    assert measured(*command, 1, cwd=tmp_path).returncode == 0  # a damaged one is replaced
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_landscape_tells_how_high_its_edge_is(runs, dims):
+    arguments = ("--dims", dims, "--steps", "3", "--span", "0.5", "--images", "50")
+    table = measured("landscape", "b", *arguments, cwd=runs).stdout
+    losses = measurements.load(runs / "b", "landscape-train").result.losses
+    if dims == 1:
+        edge = (losses[0] + losses[2]) / 2
+        assert "mean loss at ±0.5" in table
+    else:
+        edge = (sum(map(sum, losses)) - losses[1][1]) / 8
+        assert "mean loss on the edge, ±0.5" in table
+    assert table.split()[-1] == f"{edge:.4g}"
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_before_measuring(runs, tmp_path):
@@ -96,6 +140,7 @@ def test_the_report_shows_what_was_measured(runs):
 
 def test_what_it_refuses(runs, tmp_path):
     assert "no finished run in nothing" in measured("sharpness", "nothing", cwd=tmp_path).stderr
+    assert "strengths='0': give one above 0" in measured("sensitivity", "a", "--strengths", "0", cwd=runs).stderr
     assert "strengths='0;1'" in measured("sensitivity", "a", "--strengths", "0;1", cwd=runs).stderr
     for alphas in ("0:1", "0:1:0", "1:0:-1", "0:inf:1"):
         assert f"error: alphas={alphas!r}" in measured("interpolate", "a", "b", "--alphas", alphas, cwd=runs).stderr

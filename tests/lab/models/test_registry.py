@@ -106,8 +106,10 @@ def test_a_users_function(tmp_path, monkeypatch):
 
 
 def test_wrong_names_and_depths():
-    with pytest.raises(ValueError, match=r"'resnet43'.*resnet44"):
+    with pytest.raises(ValueError, match=r"model='resnet43' is not known: did you mean 'resnet32' or 'resnet44'\?"):
         build("resnet43")
+    with pytest.raises(ValueError, match=r"model='transformer' is not known: choose one of mlp, .*, module:function"):
+        build("transformer")
     with pytest.raises(ValueError, match="6n"):
         cifar_resnet(43)
     with pytest.raises(ValueError, match="63"):

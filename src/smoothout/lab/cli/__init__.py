@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import traceback
+from typing import Annotated
 
 import torch
 import typer
 
+import smoothout
 from smoothout.lab.cli import data, demo, doctor, measure, report, reproduce, train
 from smoothout.lab.data import DataError
 from smoothout.lab.runs import RunError
@@ -41,8 +44,18 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"smoothout {smoothout.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _smoothout() -> None:
+def _smoothout(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print versions and stop")
+    ] = False,
+) -> None:
     """Keeps the name of a command necessary, however many commands there are."""
 
 

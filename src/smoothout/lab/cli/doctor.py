@@ -13,10 +13,11 @@ import torch
 import typer
 
 import smoothout
+from smoothout.extras import install
 from smoothout.lab import data
 
 PACKAGES = ("torch", "numpy", "scipy", "typer", "rich", "safetensors", "scikit-learn", "pillow", "matplotlib", "jinja2")
-EXTRAS = ("tensorboard", "lightning", "transformers", "accelerate")
+EXTRAS = ("tensorboard", "lightning", "transformers", "accelerate", "peft", "pytorch_optimizer")
 LITTLE_DISK = 2e9
 
 HELP = """Say what is installed, which devices and data there are, and what is wrong. Exits with 1 if something is.
@@ -48,7 +49,7 @@ def _packages() -> list[str]:
     print("packages: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     extras = {name: _version(name) for name in EXTRAS}
     print("extras: " + (", ".join(f"{name} {version}" for name, version in extras.items() if version) or "none"))
-    return [f"{name} is missing: pip install 'smoothout[lab]'" for name, version in versions.items() if not version]
+    return [f"{name} is missing: {install('lab')}" for name, version in versions.items() if not version]
 
 
 def _version(package: str) -> str | None:

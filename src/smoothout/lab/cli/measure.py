@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -47,8 +48,8 @@ Split = Annotated[Literal["train", "test"], typer.Option(help="images to measure
 Weights = Annotated[Literal["last", "best"], typer.Option(help="of the last epoch, or of the best on the test set")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 DataRoot = Annotated[Path | None, typer.Option(help="where data are looked for first")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="images evaluated at once  [default: 1000]")]
-Images = Annotated[int | None, typer.Option(min=1, help="measure on the first so many only  [default: all]")]
+BatchSize = Annotated[int | None, typer.Option(min=1, show_default="1000", help="images evaluated at once")]
+Images = Annotated[int | None, typer.Option(min=1, show_default="all", help="measure on the first so many only")]
 Plot = Annotated[
     Path | None,
     typer.Option(callback=_drawable, help="draw all runs over each other into this file (.svg, .png, .pdf)"),
@@ -125,12 +126,12 @@ def sensitivity(
     smoothout measure sensitivity runs/f1 --draws 10 --plot sensitivity.svg
     smoothout measure sensitivity runs/c1 --fresh-noise --batch-size 100 --split test
     """
-    settings = {"strengths": _numbers("strengths", strengths), "noise": noise, "scale": scale, "draws": draws}
+    grid = _from_zero(strengths)
+    settings = {"strengths": grid, "noise": noise, "scale": scale, "draws": draws}
     settings |= {"fresh_noise_per_batch": fresh_noise, "seed": seed}
     taken = _measure_all("sensitivity", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
-    first, *_, last = strengths.split(",") * 2  # one strength is both
     _print_table(
-        ("run", f"loss at a = {first}", f"loss at a = {last}", "slope s"),
+        ("run", f"loss at a = {grid[0]:g}", f"loss at a = {grid[-1]:g}", "slope s"),
         [(name, f"{r.losses[0]:.4g}", f"{r.losses[-1]:.4g}", f"{r.slope:.4g}") for name, r in taken.items()],
     )
     _draw("sensitivity", taken, plot)
@@ -162,8 +163,11 @@ def landscape(
     if dims == 2 and plot is not None and len(_finished(runs)) > 1:
         raise ValueError("2-D landscapes do not overlay: measure several runs without --plot, or plot them one by one")
     taken = _measure_all("landscape", runs, split, _Loading(weights, device, data_root, batch_size, images), settings)
-    middle = [(name, f"{r.base_loss:.4g}") for name, r in taken.items()]
-    _print_table(("run", "loss in the middle"), middle)
+    where = f"at ±{span:g}" if dims == 1 else f"on the edge, ±{span:g}"
+    _print_table(
+        ("run", "loss in the middle", f"mean loss {where}"),
+        [(name, f"{r.base_loss:.4g}", f"{_mean_at_the_edge(r):.4g}") for name, r in taken.items()],
+    )
     _draw("landscape", taken, plot)
 
 
@@ -220,7 +224,7 @@ def interpolate(
     start, end = loading.load(a), loading.load(b)
     with _bar("interpolation") as progress:
         taken = measurements.take_interpolation(start, end, _grid(alphas), split, progress, batchnorm=batchnorm)
-    measurements.save(a, taken)
+    _keep(a, taken)
     line = taken.result
     rows = [
         (f"{α:.2f}", f"{loss:.4g}", f"{accuracy:.2%}")
@@ -263,9 +267,34 @@ def _measure_all(
         trained = loading.load(path)
         with _bar(f"{kind} of {path}") as progress:
             taken = measurements.take(kind, trained, split, progress, **settings)
-        measurements.save(path, taken)
+        _keep(path, taken)
         results[str(path)] = taken.result
     return results
+
+
+def _keep(run: Path, taken: measurements.Measurement) -> None:
+    """Save; of one that was measured otherwise and is lost by it, say how it was."""
+    was = _differences(measurements.settings_kept(run, taken.name), taken.settings)
+    measurements.save(run, taken)
+    if was:
+        print(f"{run}: replaces the {taken.name} with {'; '.join(was)}")
+
+
+def _differences(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
+    def in_words(value: Any) -> str:
+        if not isinstance(value, tuple):
+            return str(value)
+        return ", ".join(f"{v:g}" for v in value) if len(value) < 4 else f"{value[0]:g} … {value[-1]:g} ({len(value)})"
+
+    return [f"{name} {in_words(value)}" for name, value in (old or {}).items() if value != new[name]]
+
+
+def _mean_at_the_edge(surroundings: Any) -> float:
+    """The mean loss at both ends of the line, or all around the square."""
+    losses = np.asarray(surroundings.losses)
+    inner = np.zeros(losses.shape, dtype=bool)
+    inner[(slice(1, -1),) * losses.ndim] = True
+    return float(losses[~inner].mean())
 
 
 @contextmanager
@@ -297,6 +326,17 @@ def _draw(kind: str, results: dict[str, Any], file: Path | None) -> None:
     drawn = getattr(plots, f"plot_{kind}")(results)
     drawn.figure.savefig(file, bbox_inches="tight")
     print(file)
+
+
+def _from_zero(text: str) -> tuple[float, ...]:
+    """The strengths with 0 among them: a rise, and the slope of a single strength, are against the loss there."""
+    strengths = _numbers("strengths", text)
+    if not any(strengths):
+        raise ValueError(f"strengths={text!r}: give one above 0, such as 0.05")
+    if 0.0 in strengths:
+        return strengths
+    print(f"strengths: 0 is measured, too, beside {text}")
+    return (0.0, *strengths)
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -6,16 +6,16 @@ import inspect
 import json
 import types
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from smoothout.lab.cli.introduction import Introduction, wrapped
 from smoothout.lab.config import Config, read_toml, resolve
-from smoothout.lab.methods import METHODS
-from smoothout.lab.presets import PRESETS
-from smoothout.lab.train.processes import number_of_processes, speaks_for_all
+from smoothout.lab.presets import GHOST_BATCH, PRESETS, Preset
+from smoothout.lab.train.regime import regime_of
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 
 # \b keeps the lines that follow as they are.
@@ -67,42 +67,15 @@ def _train(
     resolved = resolve(read_toml(config) if config else {}, **settings)
     if dry_run:
         print(json.dumps({"hash": resolved.hash, **resolved.to_dict()}, indent=1, ensure_ascii=False))
-        print(PRESETS[resolved.preset])
+        print(wrapped(str(PRESETS[resolved.preset])))
         return
     options = Options(data_root, device, checkpoint_every, minutes, tensorboard, workers, cuda_graphs, together, quiet)
-    if not quiet and speaks_for_all():
-        _introduce(resolved, settings)
+    introduction = Introduction(settings)
     if seeds == 1:
-        train(resolved, out, options)
+        train(resolved, out, options, introduction)
         return
     runs = [resolved.with_seed(resolved.seed + i) for i in range(seeds)]
-    train_seeds(runs, lambda each: seed_folder(out, each), options)
-
-
-def _introduce(config: Config, asked: dict[str, Any]) -> None:
-    """What is going to be trained, and what the preset assumes."""
-    noise = ""
-    if METHODS[config.method].takes_noise:
-        noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, "
-    elif METHODS[config.method].radius is not None:
-        noise = f"ρ = {config.strength:g}, two evaluations a step, "
-    elif asked.get("strength"):
-        noise = "which takes no noise, "
-    ghosts = f" in ghosts of {config.ghost_batch_size} by {config.ghost_by}" if config.ghost_batch_size else ""
-    print(
-        f"{config.model} on {config.dataset}: {config.method}, {noise}batch {config.batch_size}{ghosts}, "
-        f"{config.epochs_in_words}, seed {config.seed}, configuration {config.hash}\n{PRESETS[config.preset]}",
-        flush=True,
-    )
-
-
-def _draws_in_words(config: Config) -> str:
-    ghosts = "ghost batch" if config.ghosts_per_draw == 1 else f"{config.ghosts_per_draw} ghost batches"
-    clean = f" but {100 * config.clean_share:g} % of them, which see clean weights" if config.clean_share else ""
-    known = {"one": "one draw a step", "ghost": f"a draw for every {ghosts}{clean}"}
-    processes = number_of_processes()
-    each = f" in each of {processes} processes" if processes > 1 and not config.shared_noise else ""
-    return known.get(config.draws, f"{config.draws} draws a step") + each
+    train_seeds(runs, lambda each: seed_folder(out, each), options, introduction)
 
 
 def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -114,7 +87,8 @@ def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
         help_ = setting.metadata["help"]
         if setting.metadata["choices"]:
             help_ += f" ({', '.join(setting.metadata['choices'])})"
-        option = typer.Option(help=help_, rich_help_panel=setting.metadata["group"], show_default=False)
+        default = _default_in_words(setting)
+        option = typer.Option(help=help_, rich_help_panel=setting.metadata["group"], show_default=default)
         flag_type: Any = _flag_type(kinds[setting.name])
         kind = Annotated[flag_type | None, option]
         parameters.append(
@@ -127,6 +101,27 @@ def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
+
+
+def _default_in_words(setting: Field[Any]) -> str | bool:
+    """What applies where the flag is not given; False where that is nothing."""
+    if setting.name == "model":
+        return "by the dataset"
+    if setting.name in regime_of("").settings():
+        return "by the model"
+    if setting.name in ("strength", "noise", "scale"):
+        return "by the method"
+    if any(setting.name in _filled_in_by(preset) for preset in PRESETS.values()):
+        return "by the preset"
+    if setting.default is None or isinstance(setting.default, bool):
+        return setting.name if setting.default else False
+    return str(setting.default)
+
+
+def _filled_in_by(preset: Preset) -> set[str]:
+    """The settings that a preset has a say in, for some network."""
+    settings = [preset.settings(model, "adasmoothout", 2 * GHOST_BATCH, 100) for model in ("f1", "resnet18")]
+    return {name for each in settings for name in each}
 
 
 def _flag_type(kind: Any) -> type:

@@ -70,7 +70,7 @@ def data_roots(root: str | Path | None = None) -> tuple[Path, ...]:
     """The places to look in, in order: `root`, $SMOOTHOUT_DATA, the user's cache folder."""
     named = [Path(place) for place in (root, os.environ.get(ROOT_VARIABLE)) if place]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (*named, cache / "smoothout" / "data")
+    return tuple(dict.fromkeys((*named, cache / "smoothout" / "data")))  # once, whoever names them
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:

@@ -9,6 +9,8 @@ from functools import partial
 
 from torch import nn
 
+from smoothout.lab.nearest import nearest
+
 from .alexnet import alexnet
 from .f1 import f1, mlp
 from .resnet import cifar_resnet, resnet18
@@ -32,6 +34,12 @@ def default_model(dataset: str) -> str:
     return DEFAULT_MODELS.get(dataset, "resnet18")
 
 
+def check_name(name: str) -> None:
+    """Refuse a network that is neither known nor written `module:function`."""
+    if ":" not in name and name not in MODELS:
+        raise ValueError(f"model={name!r} is not known{nearest(name, [*MODELS, 'module:function'])}")
+
+
 def build(
     name: str, *, classes: int | None = None, input_shape: tuple[int, ...] | None = None, **kwargs: object
 ) -> nn.Module:
@@ -46,9 +54,8 @@ def build(
     """
     shape = {"classes": classes, "input_shape": input_shape}
     given = {key: value for key, value in shape.items() if value is not None}
-    if ":" not in name:
-        if name not in MODELS:
-            raise ValueError(f"model={name!r}: choose one of {', '.join(MODELS)}, or module:function")
+    check_name(name)
+    if name in MODELS:
         return MODELS[name](**given, **kwargs)
     function = _function_of_user(name)
     model = function(**{key: value for key, value in given.items() if _takes(function, key)}, **kwargs)

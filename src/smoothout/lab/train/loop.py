@@ -104,6 +104,7 @@ class Trainer:
         self._losses = torch.zeros(steps, device=device)  # of this epoch, step by step
         self._correct = torch.zeros((), device=device)
         self._rate = math.nan  # none was set yet
+        self._not_whole = ""  # why an update is not one graph
         self.steps = self._make_steps()
         self._quick_network = quick_network(config, self.model)
         self._checked = 0  # steps of this epoch whose loss is known to be finite
@@ -115,9 +116,8 @@ class Trainer:
         sums = Sums(self._losses, self._correct)
         if not can_capture(self.around):
             return OneByOne(self.method, self.batches, sums)
-        reason = why_not(self.method, self.update, self.batches, self.config.compile)
-        if reason:
-            self.around.progress.say(f"one CUDA graph a ghost batch, not one a step: {reason}")
+        self._not_whole = why_not(self.method, self.update, self.batches, self.config.compile)
+        if self._not_whole:
             return OneByOne(self.method, self.batches, sums)
         for group in self.optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]), device=self.around.device)  # a graph reads it when it runs
@@ -134,6 +134,8 @@ class Trainer:
         """Train to the end and write the record; raises Interrupted at a checkpoint if asked to stop."""
         self._started = self._now() - self.position.seconds
         self.around.progress.start(self.config, len(self.batches), self.position)
+        if self._not_whole:
+            self.around.progress.say(f"one CUDA graph a ghost batch, not one a step: {self._not_whole}")
         self.model.train()
         while self.position.epoch < self.config.epochs_trained:
             yield from self._epoch()

@@ -25,6 +25,7 @@ from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
 T = TypeVar("T")
+Introduce = Callable[[Config, Dataset], str]
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,32 @@ class Options:
     quiet: bool = False
 
 
-def train(config: Config, out: str | Path, options: Options | None = None) -> Record:
+def train(
+    config: Config, out: str | Path, options: Options | None = None, introduce: Introduce | None = None
+) -> Record:
     """Train, or go on with, the run of this configuration in folder `out`; gives the record, at once if it is done.
+
+    Args:
+        introduce: what to say when a run begins, all that it names having been found; nothing is said of one that is
+            done.
 
     Raises RunError if the folder cannot be used or the loss diverges, Interrupted (after a checkpoint) on SIGINT,
     SIGTERM or when `options.minutes` are over.
     """
-    return train_seeds([config], lambda config: Path(out), options)[0]
+    return train_seeds([config], lambda config: Path(out), options, introduce)[0]
 
 
 def train_seeds(
-    configs: list[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+    configs: list[Config],
+    folder_of: Callable[[Config], Path],
+    options: Options | None = None,
+    introduce: Introduce | None = None,
 ) -> list[Record]:
     """Several runs in this process (and those torchrun started with it).
 
     Raises Diverged for all that did, with a line for each, or what the first to fail in another way did.
     """
-    results = attempt(configs, folder_of, options)
+    results = attempt(configs, folder_of, options, introduce)
     failed = [result for result in results if isinstance(result, Exception)]
     others = [error for error in failed if not isinstance(error, Diverged)]
     if failed:
@@ -80,7 +90,10 @@ def train_seeds(
 
 
 def attempt(
-    configs: Sequence[Config], folder_of: Callable[[Config], Path], options: Options | None = None
+    configs: Sequence[Config],
+    folder_of: Callable[[Config], Path],
+    options: Options | None = None,
+    introduce: Introduce | None = None,
 ) -> list[Record | Exception]:
     """Several runs, and for each its record, or the RunError or Interrupted that ended it.
 
@@ -100,7 +113,8 @@ def attempt(
             while len(results) < len(configs) and not any(map(_ends_all, results)):
                 waiting = configs[len(results) :]
                 group = waiting[: _together(waiting, options, device, processes)]
-                make = partial(_one_run, options=options, device=device, processes=processes, stop=stop, data=data)
+                shared = {"options": options, "device": device, "processes": processes, "stop": stop, "data": data}
+                make = partial(_one_run, introduce=introduce, **shared)
                 together = sum(not (folder_of(each) / RESULT).exists() for each in group) if len(group) > 1 else 1
                 clock = Clock()
                 runs = [partial(make, each, folder_of(each), together=together, clock=clock) for each in group]
@@ -157,6 +171,7 @@ def _one_run(
     data: _Data,
     together: int,
     clock: Clock,
+    introduce: Introduce | None,
 ) -> Run[Record]:
     label = f"seed {config.seed}: " if together > 1 else ""
     progress = progress_for(processes.rank, options.quiet, label)
@@ -188,6 +203,8 @@ def _one_run(
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size, together)
         folder.begin(config, provenance)  # not before all that the user named was found
+        if introduce is not None:
+            progress.say(introduce(config, dataset))
         stack.enter_context(progress)
         stack.enter_context(clock.at_work())
         if found:

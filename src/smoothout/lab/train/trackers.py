@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smoothout.extras import install
+
 if TYPE_CHECKING:
     from smoothout.lab.runs import EpochMetrics
 
@@ -32,7 +34,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError("--tensorboard needs the extra: pip install 'smoothout[tensorboard]'") from error
+            raise ValueError(f"--tensorboard needs the extra: {install('tensorboard')}") from error
         # Not opened before there is something to write: a folder with event files alone would not pass for a run's.
         self._open = partial(SummaryWriter, str(folder), purge_step=first_epoch)
         self._writer: Any = None
