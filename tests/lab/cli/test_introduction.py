@@ -23,7 +23,8 @@ def test_no_line_is_wider_than_the_terminal_or_100_columns(monkeypatch, columns,
     assert all(line.startswith(("  - ", "    ")) for line in said[said.index("  - ") :].splitlines())
 
 
-def test_what_reproduce_would_take_here_is_named():
+def test_what_reproduce_would_take_here_is_named(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     chosen = "  - `smoothout reproduce --preset ours` has {} here, chosen on held-out images"
     assert chosen.format("strength 0.15") in introduced(dataset="cifar10", batch_size=256)
     both = introduced(dataset="mnist", batch_size=256, method="adasmoothout", strength_schedule="linear")
