@@ -825,7 +825,7 @@ def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
         optimizer.add_param_group({"params": [late]})
     plain_loop(model, optimizer, batches(8))
     (told,) = [str(w.message) for w in recwarn if "take no noise" in str(w.message)]
-    assert told.startswith(f"{name} trains now")
+    assert told.startswith(f"{name}, frozen when SmoothOut was made, train now")
     handle.remove()
     SmoothOut(model, 0.1).attach(optimizer)
     plain_loop(model, optimizer, batches(8))

@@ -217,3 +217,16 @@ def test_many_copies_in_half_precision_are_summed_in_single(chunk):
         assert each.weight.grad.dtype == dtype
     assert results[0][0] == pytest.approx(results[1][0], rel=0.01)
     assert (results[0][1] - results[1][1]).norm() < 0.02 * results[1][1].norm()
+
+
+def test_an_attached_model_takes_no_noise_beside_the_copies_own():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(5, 4)
+    results = []
+    for attached in (False, True):
+        model.zero_grad()
+        if attached:
+            SmoothOut(model, 0.3).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        loss = SmoothOutEnsemble(model, 4).loss(lambda model, batch: model(batch).square().mean(), x)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

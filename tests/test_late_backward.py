@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from smoothout import SmoothOut
 
@@ -94,3 +95,43 @@ def test_its_late_backward_still_raises(model_class):
         loss = model.loss(X)
     with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace"):
         loss.backward()
+
+
+class WritesToItsInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        x += checkpoint(self.layers, x.clone(), use_reentrant=False)
+        return x
+
+
+def test_an_input_that_was_written_to_is_an_output():
+    model = WritesToItsInput()
+    with SmoothOut(model, 0.2).perturbed():
+        loss = model(X.detach().clone()).square().mean()
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        loss.backward()
+
+
+class ReadsItsParameter(nn.Module):
+    """Gives it away when it is called without an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x=None):
+        return self.scale if x is None else self.layer(x) * self.scale.exp()
+
+
+@pytest.mark.parametrize("draw", ["step", "forward"])
+def test_a_parameter_that_was_only_read_is_no_late_backward(draw):
+    model = ReadsItsParameter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    SmoothOut(model, 0.1).attach(optimizer, draw=draw)
+    for _ in range(2):
+        model().detach()
+        model(X).square().mean().backward()
+        optimizer.step()

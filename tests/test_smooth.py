@@ -7,7 +7,6 @@ import math
 import pickle
 import sys
 import warnings
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -695,14 +694,29 @@ def test_bernoulli_drops_weights_to_exactly_zero(dtype):
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.0])
-def test_passes_after_all_draws_were_taken_are_noticed(strength):
+def test_passes_after_all_draws_were_taken_are_noticed(strength, recwarn):
     model, x = mlp(), torch.randn(4, 6)
     smooth = SmoothOut(model, strength)
-    expected = pytest.raises(RuntimeError, match="no forward inside samples") if strength else nullcontext()
-    with expected, smooth.samples(2) as draws:
+    with smooth.samples(2) as draws:
         for _ in list(draws):
             model(x).sum().backward()
+    assert [str(w.message)[:27] for w in recwarn] == (["no forward inside samples()"] if strength else [])
+    recwarn.clear()
     with smooth.samples(2) as draws:
         for _ in draws:
-            model(x).sum().backward()
-        model(x)  # a clean look
+            model[3](model[0](x)).sum().backward()  # not by the model's own call
+        with torch.no_grad():
+            model(x)  # a look
+    assert not recwarn.list
+
+
+def test_several_draws_with_reentrant_checkpointing_of_the_whole_model():
+    model, x = mlp(), torch.randn(4, 6, requires_grad=True)
+    gradients = []
+    for checkpointed in (True, False):
+        model.zero_grad()
+        with SmoothOut(model, 0.1).samples(2) as draws:
+            for _ in draws:
+                (checkpoint(model, x, use_reentrant=True) if checkpointed else model(x)).square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*gradients, strict=True))

@@ -158,6 +158,7 @@ class Attachment:
         if self._weights.active:
             if self.draw == "step":
                 return  # another forward of the same step: the same θ is in place
+            remove_all(self._hooks_on_leaves)
             self._weights.restore()
         smooth = self._smooth
         if self.draw == "step" and self._noise_stays:
@@ -268,10 +269,10 @@ class Attachment:
         left_out = self._smooth._left_out()
         if left_out:
             self._warned_of_unfrozen = True
-            others = f" and {len(left_out) - 1} other parameters train" if len(left_out) > 1 else " trains"
+            others = f" and {len(left_out) - 1} other parameters" if len(left_out) > 1 else ""
             warnings.warn(
-                f"{left_out[0]}{others} now and were frozen when SmoothOut was made, so that they take no noise: "
-                "remove() the handle, and make and attach a new SmoothOut",
+                f"{left_out[0]}{others}, frozen when SmoothOut was made, train now and take no noise: remove() the "
+                "handle, and make and attach a new SmoothOut (with a callback, fit() anew)",
                 stacklevel=4,
             )
 

@@ -30,19 +30,18 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         ...     loss_fn(model(x), y).backward()
     """
     layers = _tracking(model)
-    # InstanceNorm writes to its statistics whether it tracks or not; with momentum 0 it writes what is there.
-    others = {m: m.momentum for m in model.modules() if isinstance(m, _InstanceNorm) and m.track_running_stats}
+    # InstanceNorm writes to its statistics whether it tracks or not.
+    instance_norms = (m for m in model.modules() if isinstance(m, _InstanceNorm) and m.track_running_stats)
+    written = [(buffer, buffer.clone()) for layer in instance_norms for buffer in layer.buffers()]
     for layer in layers:
         layer.track_running_stats = False
-    for layer in others:
-        layer.momentum = 0.0
     try:
         yield
     finally:
         for layer in layers:
             layer.track_running_stats = True
-        for layer, momentum in others.items():
-            layer.momentum = momentum
+        for buffer, values in written:
+            buffer.copy_(values)
 
 
 @torch.no_grad()

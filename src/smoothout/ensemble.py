@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import stateless
 
+from smoothout.attach import paused
 from smoothout.checks import check_model, check_strength, whole_number
 from smoothout.filters import Scale, precision
 from smoothout.late_backward import tensors_with_grad
@@ -69,6 +70,10 @@ class SmoothOutEnsemble:
         """
         if torch.is_grad_enabled() and tensors_with_grad(batch):
             raise ValueError("batch holds a tensor that requires a gradient, but only the model's get one: detach it")
+        with paused(self.model):  # an attached model takes no noise beside the copies' own
+            return self._loss(loss_fn, batch)
+
+    def _loss(self, loss_fn: LossFunction, batch: Any) -> Tensor:
         objective = _Objective(self.model, loss_fn)
         trainable: dict[str, Tensor] = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         if not torch.is_grad_enabled() or not trainable:

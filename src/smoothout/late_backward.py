@@ -34,11 +34,15 @@ def to_watch(output: Any, inputs: Any) -> list[Tensor]:
     """The tensors whose gradients tell that a backward has come to a model's output.
 
     An operation in place on a view (`out /= 2` after `squeeze`) leads the gradient past the view, by what it is a view
-    of. Other backwards pass by what the model only hands on, its input or a parameter (`return loss, self.log_var`).
+    of. Other backwards pass by what the model only hands on, its input or a parameter (`return loss, self.log_var`);
+    where there is nothing else, the input may have been written to.
     """
     tensors, given = tensors_with_grad(output), {id(tensor) for tensor in tensors_with_grad(inputs)}
     bases = [tensor._base for tensor in tensors if tensor._base is not None]
-    return [each for each in (*tensors, *bases) if each.grad_fn is not None and id(each) not in given]
+    computed = [each for each in (*tensors, *bases) if each.grad_fn is not None]
+    return [each for each in computed if id(each) not in given] or [
+        each for each in tensors if each.grad_fn is not None
+    ]
 
 
 def _parts(thing: Any) -> list[Any]:
@@ -66,7 +70,11 @@ class LateBackwardGuard:
         self._model, self._perturbation = model, perturbation
         self._draw_number = 0
         self._recompute_hook: Any = None
-        self.forwards = {True: 0, False: 0}  # of the model's own, since watching began: under noise, and without
+        self._recomputed_draw = 0
+        self.forwards = {
+            True: 0,
+            False: 0,
+        }  # of the model's own, with gradients, since watching began: under noise, and without
 
     def new_draw(self) -> None:
         """From now on gradients of earlier forwards are late."""
@@ -93,19 +101,22 @@ class LateBackwardGuard:
         # Traced into a compiled graph this does nothing: such a graph saves its weights, and autograd checks those.
         if torch.compiler.is_compiling():
             return
-        self.forwards[self._perturbation.noisy] += 1
+        if torch.is_grad_enabled() and tensors_with_grad(output):
+            self.forwards[self._perturbation.noisy] += 1
         if not self._perturbation.noisy:
             return
         draw_number = self._draw_number
         for tensor in to_watch(output, (args, kwargs)):
             tensor.register_hook(lambda grad: self.check(draw_number))
         # Re-entrant checkpointing runs the forward without gradients and again, with them, inside the backward.
-        if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)) and self._recompute_hook is None:
-            self._recompute_hook = self._model.register_forward_pre_hook(
-                Hook(
-                    lambda *_: self.check(draw_number) if not torch.compiler.is_compiling() and in_backward() else None
-                )
-            )
+        if not torch.is_grad_enabled() and tensors_with_grad((args, kwargs)):
+            self._recomputed_draw = draw_number
+            if self._recompute_hook is None:
+                self._recompute_hook = self._model.register_forward_pre_hook(Hook(self._before_forward))
+
+    def _before_forward(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and in_backward():
+            self.check(self._recomputed_draw)
 
     def check(self, draw_number: int) -> None:
         """Raise unless the draw is the one that is applied now."""

@@ -326,7 +326,8 @@ class Perturbation:
         rank = sharding.rank()  # a process group may begin after this object was made
         if same and rank == self._rank and _addresses(self._parameters) == self._addresses:
             return
-        if self._parameters and _in_functional_call():
+        are_lent = _in_functional_call() or any(not isinstance(p, nn.Parameter | None) for p in parameters)
+        if self._parameters and are_lent:
             raise RuntimeError(
                 "torch.func.functional_call gave this attached model other tensors, to which no noise can be added; "
                 "remove() the hooks, and call it inside `with smooth.perturbed():`, with tensors taken from the "

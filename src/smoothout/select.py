@@ -111,6 +111,16 @@ def select_parameters(model: nn.Module, predicate: Predicate | None = None) -> l
     return [s for s, module in _trainable(model) if predicate(s.name, s.parameter, module)]
 
 
+def frozen_parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """Of every floating-point parameter that does not train now: its name, the module that holds it, and its slot."""
+    return [
+        (f"{module_name}.{slot}" if module_name else slot, module, slot)
+        for module_name, module in model.named_modules()
+        for slot, p in module._parameters.items()
+        if p is not None and not p.requires_grad and p.is_floating_point()
+    ]
+
+
 def _trainable(model: nn.Module) -> Iterator[tuple[Selected, nn.Module]]:
     """Every candidate, with the layer that its name speaks of."""
     modules = dict(model.named_modules())

@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -28,7 +27,7 @@ from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
 from smoothout.perturb import Perturbation
 from smoothout.schedule import Schedule, factor
-from smoothout.select import Predicate, Selected, select_parameters
+from smoothout.select import Predicate, frozen_parameters, not_normalisation, select_parameters
 from smoothout.sharding import is_dtensor
 from smoothout.summary import Summary, summarise
 
@@ -79,7 +78,7 @@ class SmoothOut:
                 raise TypeError(f"{name}={flag!r}: give True or False")
         self.schedule, self.denoise = schedule, denoise
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
-        self._choose: Callable[[nn.Module], list[Selected]] | None = partial(select_parameters, predicate=select)
+        self._select, self._frozen = select, frozen_parameters(model)
         self._guard = LateBackwardGuard(model, self._perturbation)
         self._attachment: Attachment | None = None
         self._sampling = False  # inside samples(), where between two draws no noise is applied
@@ -144,9 +143,10 @@ class SmoothOut:
             if not taken:
                 raise RuntimeError("samples() ended without a draw, so without noise: `for _ in draws:` takes them")
             if a and self._guard.forwards[False] and not self._guard.forwards[True]:
-                raise RuntimeError(
+                warnings.warn(  # no error: loops that call a part of the model alone are not seen
                     "no forward inside samples() was under noise: each draw lasts until the next one is taken, so do "
-                    "the passes in `for _ in draws:`, not after list(draws)"
+                    "the passes in `for _ in draws:`, not after list(draws)",
+                    stacklevel=3,
                 )
         except BaseException:
             self._take_back()
@@ -229,10 +229,9 @@ class SmoothOut:
 
     def _left_out(self) -> list[str]:
         """Parameters that were frozen when this was made, train now, and would be chosen: they take no noise."""
-        if self._choose is None:  # a copy
-            return []
-        known = {id(s.parameter) for s in self._perturbation.selected}
-        return [s.name for s in self._choose(self._perturbation.model) if id(s.parameter) not in known]
+        takes_noise = not_normalisation if self._select is None else self._select
+        found = ((name, owner, owner._parameters.get(slot)) for name, owner, slot in self._frozen)
+        return [name for name, owner, p in found if p is not None and p.requires_grad and takes_noise(name, p, owner)]
 
     def summary(self) -> Summary:
         """Per tensor: how many filters, and ‖θ‖/‖w‖ of the draw that comes next. `print` it."""
@@ -290,7 +289,7 @@ class SmoothOut:
         """Copies and pickles are not attached: hooks stay with the model and the optimizer they were made for."""
         if self._perturbation.active or self._sampling:
             raise RuntimeError("a SmoothOut cannot be copied or pickled while its noise is applied: do it afterwards")
-        return self.__dict__ | {"_attachment": None, "_choose": None}  # a user's predicate may not be picklable
+        return self.__dict__ | {"_attachment": None, "_select": None, "_frozen": []}  # a lambda cannot be pickled
 
     def _fingerprint(self) -> str:
         shapes = [(s.plain_name, tuple(s.parameter.shape)) for s in self._perturbation.selected]

@@ -87,21 +87,12 @@ class SmoothOutCallback(Callback):
         """Here and not earlier: the weights are where they will be trained, and learning-rate finders are done."""
         self._detach()
         if self.smooth is None or self._training_step is None or self._training_step.module is not pl_module:
-            self._make(pl_module)
-        assert self.smooth is not None
+            self._training_step = _TrainingStep(pl_module)
+            arguments = self._arguments | {"select": _without_prefix(self._arguments.get("select"))}
+            self.smooth = SmoothOut(self._training_step, self._strength, **arguments)
         if self._loaded is not None:
             self.smooth.load_state_dict(self._loaded)
             self._loaded = None
-        self._attach(trainer)
-
-    def _make(self, pl_module: LightningModule) -> None:
-        self._training_step = _TrainingStep(pl_module)
-        arguments = self._arguments | {"select": _without_prefix(self._arguments.get("select"))}
-        self.smooth = SmoothOut(self._training_step, self._strength, **arguments)
-
-    def _attach(self, trainer: Trainer) -> None:
-        assert self.smooth is not None
-        assert self._training_step is not None
         self._attachment = self.smooth.attach(trainer.optimizers, draw=self._draw)
         self._training_step.replace(trainer.strategy)
 
@@ -109,13 +100,6 @@ class SmoothOutCallback(Callback):
         # Stochastic weight averaging ends with an epoch for BatchNorm's statistics, without backward: no noise there.
         if getattr(trainer.fit_loop.epoch_loop.automatic_optimization, "_skip_backward", False):
             self._detach()
-        elif batch_idx == 0 and self._attachment is not None and self.smooth is not None and self.smooth._left_out():
-            # Layers were unfrozen since the last epoch, as by BackboneFinetuning: from now on they take noise, too.
-            self._detach()
-            strength, step = self.smooth.strength, self.smooth.step_count
-            self._make(pl_module)
-            self.smooth.strength, self.smooth._step = strength, step
-            self._attach(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()
