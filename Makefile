@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-PIP    := $(BIN)/pip install --disable-pip-version-check --no-compile -q
+PIP    := $(BIN)/pip install --disable-pip-version-check -q
 
 SHELL  := /bin/bash
 
@@ -16,7 +16,6 @@ help:  ## this list
 venv: $(READY)  ## a virtual environment with everything the demo and the tests need
 
 # torch first and by its exact pin: an open range would take the newest build with several GB of CUDA packages.
-# Not compiled: Python does so with what is imported, a small part of it, and a fresh environment is there sooner.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
