@@ -4,7 +4,7 @@ from torch import nn
 
 from smoothout import AdaSmoothOut, SmoothOut
 from smoothout.filters import FilterLayout, filter_layout
-from smoothout.select import everything, is_normalisation, select_parameters
+from smoothout.select import everything, is_normalisation, only_normalisation, select_parameters
 
 
 class LlamaRMSNorm(nn.Module):
@@ -46,11 +46,13 @@ def test_normalisation_layers_are_found_by_class(module):
     assert is_normalisation(module)
     assert select_parameters(module) == []
     assert select_parameters(module, everything)
+    assert select_parameters(module, only_normalisation) == select_parameters(module, everything)
 
 
 def test_others_are_not():
     assert not is_normalisation(NormalisedLinear(3, 3))
     assert [s.name for s in select_parameters(PreNorm())] == ["linear.weight", "linear.bias"]
+    assert select_parameters(nn.Linear(3, 3), only_normalisation) == []
 
 
 def test_only_trainable_floating_parameters_and_tied_ones_once():

@@ -98,6 +98,11 @@ def not_normalisation(name: str, parameter: nn.Parameter, module: nn.Module) -> 
     return not is_normalisation(module)
 
 
+def only_normalisation(name: str, parameter: nn.Parameter, module: nn.Module) -> bool:
+    """The opposite of the default: the scales and shifts of normalisation layers, and nothing else."""
+    return is_normalisation(module)
+
+
 def everything(name: str, parameter: nn.Parameter, module: nn.Module) -> bool:
     """Every parameter, those of normalisation layers too (as the authors' runs until 2018-11)."""
     return True

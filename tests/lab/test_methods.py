@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothout import SmoothOut
-from smoothout.lab.config import resolve
+from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.methods import METHODS, Plain, Smoothed
 from smoothout.lab.models import ghost_sizes
 from smoothout.lab.train.ghost_step import Batch, GhostStep
@@ -193,12 +193,24 @@ def test_a_configuration_becomes_the_smoothout_it_names(model, settings, noise, 
     assert smooth.schedule(10) == pytest.approx(0.1 * 0.5)  # linear over 100 steps, times a warm-up of 20
 
 
-@pytest.mark.parametrize(("perturb_bn", "tensors"), [(False, 2), (True, 4)])
-def test_noise_on_normalisation_layers_is_a_switch(perturb_bn, tensors):
+@pytest.mark.parametrize(
+    ("settings", "perturbed"),
+    [
+        ({}, ["0.weight", "0.bias"]),
+        ({"perturb_bn": True}, ["0.weight", "0.bias", "1.weight", "1.bias"]),
+        ({"perturb_bn": True, "perturb_weights": False}, ["1.weight", "1.bias"]),
+    ],
+)
+def test_which_parameters_take_noise_is_a_switch(settings, perturbed):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    config = replace(resolve(), perturb_bn=perturb_bn)
+    config = replace(resolve(), **settings)
     method = METHODS["smoothout"].make(config, update_of(model), 1, 1)
-    assert len(method.smooth._perturbation.selected) == tensors
+    assert [each.name for each in method.smooth._perturbation.selected] == perturbed
+
+
+def test_something_must_take_noise():
+    with pytest.raises(ConfigError, match="leaves nothing to perturb: give perturb_bn"):
+        resolve(perturb_weights=False)
 
 
 def test_the_loop_reads_the_table():

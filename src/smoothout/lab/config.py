@@ -61,6 +61,7 @@ class Config:
     ghosts_per_draw: int = _setting(1, "Method", "with draws=ghost, so many ghost batches in turn share a draw")
     denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
+    perturb_weights: bool = _setting(True, "Method", "noise on all other parameters; no: on normalisation layers alone")
     shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
     swa_start: float = _setting(0.75, "Method", "swa averages the ends of epochs after this fraction of training")
     ema_decay: float = _setting(0.99, "Method", "of ema, an update")
@@ -345,6 +346,8 @@ def _check_together(config: Config) -> None:
             raise ConfigError(f"{name}={value} needs draws='ghost', noise that is taken back, and no antithetic pairs")
         if not 0 < 2 * config.ghost_batch_size <= config.batch_size:
             raise ConfigError(f"{name}={value} needs several ghost batches: give ghost_batch_size")
+    if not config.perturb_weights and not config.perturb_bn:
+        raise ConfigError("perturb_weights=False without perturb_bn leaves nothing to perturb: give perturb_bn")
     if config.stop_after > config.epochs:
         raise ConfigError(f"stop_after={config.stop_after} is beyond the last of epochs={config.epochs}")
     if config.stop_after and config.method == "swa":

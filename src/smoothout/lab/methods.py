@@ -20,7 +20,7 @@ from smoothout.filters import Filter, Scale, as_scale
 from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
 from smoothout.lab.train.strength import strength_schedule
 from smoothout.noise import Bernoulli, Noise, as_noise
-from smoothout.select import everything
+from smoothout.select import Predicate, everything, only_normalisation
 
 if TYPE_CHECKING:
     from smoothout.lab.config import Config
@@ -213,7 +213,7 @@ def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int
         noise=noise_of(config),
         scale=scale_of(config),
         schedule=strength_schedule(config.strength_schedule, steps, round(config.strength_warmup * steps_per_epoch)),
-        select=everything if config.perturb_bn else None,
+        select=selection_of(config),
         seed=config.seed,
         denoise=config.denoise,
         shared_noise=config.shared_noise,
@@ -223,6 +223,13 @@ def smoothing(config: Config, model: nn.Module, steps: int, steps_per_epoch: int
 def noise_of(config: Config) -> Noise:
     """The raw noise of a configuration."""
     return Bernoulli(config.noise_p) if config.noise == "bernoulli" else as_noise(config.noise)
+
+
+def selection_of(config: Config) -> Predicate | None:
+    """Which parameters take noise; None: the default, all but those of normalisation layers."""
+    if not config.perturb_bn:
+        return None
+    return everything if config.perturb_weights else only_normalisation
 
 
 def scale_of(config: Config) -> Scale:
@@ -240,8 +247,8 @@ def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch
     if config.draws_number is None:
         raise ValueError(f"method='ensemble' with draws={config.draws!r}: give the number of copies")
     how: dict[str, Any] = {"noise": noise_of(config), "scale": scale_of(config), "seed": config.seed}
-    select = everything if config.perturb_bn else None
-    ensemble = SmoothOutEnsemble(update.model, config.draws_number, config.strength, select=select, **how)
+    how["select"] = selection_of(config)
+    ensemble = SmoothOutEnsemble(update.model, config.draws_number, config.strength, **how)
     return FixedCopies(update, ensemble)
 
 

@@ -34,6 +34,7 @@ CASES = {
     "two share a draw": GHOST_NOISE | {"ghosts_per_draw": 2},
     "four share a draw": GHOST_NOISE | {"ghosts_per_draw": 4},
     "noise on BatchNorm": GHOST_NOISE | {"perturb_bn": True},
+    "noise on BatchNorm alone": GHOST_NOISE | {"perturb_bn": True, "perturb_weights": False},
     "noise that stays": {"method": "adasmoothout", "draws": "one", "strength": 0.01, "denoise": False},
 }
 # Each ghost's comes on top of that of the ghost before, which lanes side by side cannot have. The steps are small: at

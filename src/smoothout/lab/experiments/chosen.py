@@ -27,6 +27,7 @@ CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
         "strength_schedule": "constant",
         "draws": "ghost",
         "clean_share": 0.5,
+        "perturb_bn": False,
     },
     ("resnet44", 2048, "adasmoothout"): {
         **_WARMED_UP,
@@ -34,5 +35,6 @@ CHOSEN: dict[tuple[str, int, str], dict[str, Any]] = {
         "strength_schedule": "constant",
         "draws": "ghost",
         "clean_share": 0.0,
+        "perturb_bn": False,
     },
 }  # by model, batch size and method
