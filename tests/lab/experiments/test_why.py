@@ -140,6 +140,16 @@ def test_no_factor_is_judged_by_another_length(as_if_run):
     assert "SmoothOut gains: half of 800 epochs" in claims
 
 
+def test_the_picture_shows_where_noise_is_and_nothing_else():
+    (drawing,) = why.why(AUTHORS).drawings
+    assert [curve.label for curve in drawing.curves] == [
+        "baseline, as the preset",
+        "AdaSmoothOut, as the preset",
+        "AdaSmoothOut, normalisation not perturbed",
+        "AdaSmoothOut, normalisation alone perturbed",
+    ]
+
+
 @pytest.mark.parametrize("preset", ["paper", "authors", "ours"])
 def test_nothing_is_trained_twice_and_every_baseline_is(monkeypatch, preset):
     for method in ("plain", *choice.OURS):  # with it the baseline of ours is another run than the text's

@@ -21,6 +21,7 @@ from smoothout.lab.experiments.finals import finals
 from smoothout.lab.experiments.flatness import flatness
 from smoothout.lab.experiments.lengths import lengths
 from smoothout.lab.experiments.ncopy import ncopy
+from smoothout.lab.experiments.normalisation import normalisation
 from smoothout.lab.experiments.rates import rates
 from smoothout.lab.experiments.rivals import rivals, rivals_choice
 from smoothout.lab.experiments.sam import sam
@@ -37,7 +38,8 @@ EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
     for function in (
         *(table1, table2, table3, table4, table5),
         *(figure1, figure2, figure4, figure5, figure6, figure7, figure8, figure9),
-        *(claims, flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, sam, rivals, rivals_choice),
+        *(claims, flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, normalisation, sam),
+        *(rivals, rivals_choice),
     )
 }
 ALL = "all"

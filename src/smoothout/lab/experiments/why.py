@@ -12,7 +12,7 @@ from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import CIFAR, resnet44
 from smoothout.lab.experiments.verdicts import groups_of, on_contrast, on_difference
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Verdict
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import difference, sense_of
 from smoothout.lab.runs import Record, Run
@@ -121,6 +121,7 @@ def why(setting: Setting) -> Experiment:
         "ResNet44: which factor makes the gain appear",
         tuple(rows),
         notes=notes,
+        drawings=(_by_what_is_perturbed(setting),),
         compares_costs=True,
         pools_spread=True,
         judge=partial(_judge, setting),
@@ -145,6 +146,22 @@ def _cases(setting: Setting) -> list[Case]:
         for method, config in (("plain", baseline), (study.method, trained(study.method, factor.settings))):
             cases.setdefault(config, Case(factor.what, method, config, baseline))
     return list(cases.values())
+
+
+def _by_what_is_perturbed(setting: Setting) -> Drawing:
+    """Epochs of the baseline, and of the method with noise here and there."""
+    cases = _cases(setting)
+    centres = {case.method: case.config for case in cases if case.what == CENTRES[False]}
+
+    def differs_there_alone(case: Case) -> bool:
+        centre = centres[case.method]
+        there = {"perturb_bn": centre.perturb_bn, "perturb_weights": centre.perturb_weights}
+        return replace(case.config, **there) == centre
+
+    shown = [case for case in cases if differs_there_alone(case)]
+    curves = tuple(Curve(f"{METHODS[case.method].title}, {case.what}", case.config) for case in shown)
+    caption = "ResNet44 on CIFAR-10, by which layers take noise: accuracy on the test set, means over seeds."
+    return Drawing("accuracy by epoch", caption, curves)
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,28 @@
+"""Noise on BatchNorm's parameters of C1: what is compared with what."""
+
+from smoothout.lab.experiments.normalisation import normalisation
+from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
+
+
+def test_each_place_of_the_noise_is_a_run_of_its_own():
+    rows = normalisation(Setting("paper", "ours")).rows  # whichever is asked for: the paper's strengths
+    where = [(row.config.method, row.config.perturb_weights, row.config.perturb_bn) for row in rows]
+    assert where == [("plain", True, False)] + [
+        (method, weights, bn)
+        for method in ("smoothout", "adasmoothout")
+        for weights, bn in ((True, False), (True, True), (False, True))
+    ]
+    assert {(row.config.preset, row.config.batch_size) for row in rows} == {("paper", 5000)}
+    assert [row.versus for row in rows] == [None, *[rows[0].config] * 6]
+
+
+def test_noise_there_is_held_against_noise_elsewhere(as_if_run):
+    experiment, runs = normalisation(Setting()), []
+    for number, accuracy in enumerate((0.76, 0.78, 0.77), 1):
+        config = experiment.rows[number].config
+        runs += [as_if_run(config.with_seed(seed), accuracy + 1e-5 * number * seed) for seed in range(3)]
+    too, without, *others = experiment.judge(Records(runs))
+    assert (too.verdict, too.evidence.split(" [")[0]) == ("holds", "+2.00 points")
+    assert (without.verdict, without.evidence.split(" [")[0]) == ("holds", "+1.00 points")
+    assert {verdict.verdict for verdict in others} == {NOT_MEASURED}
