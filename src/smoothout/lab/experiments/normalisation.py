@@ -17,7 +17,7 @@ from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import reported
 
 WHERE: dict[str, dict[str, bool]] = {
-    "": {},
+    ", normalisation not perturbed": {"perturb_bn": False},
     ", normalisation perturbed, too": {"perturb_bn": True},
     ", normalisation alone perturbed": {"perturb_bn": True, "perturb_weights": False},
 }
