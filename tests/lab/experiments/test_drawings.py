@@ -44,6 +44,8 @@ def test_epoch_by_epoch(records, kind, plain):
     assert list(lines["plain (n = 2)"].get_ydata()) == pytest.approx(plain)
     assert to_png(draw).startswith(b"\x89PNG")
     assert drawn(Drawing(kind, "", curves[2:]), records) is None
+    assert drawn(Drawing(kind, "", curves[1:]), records) is None  # SmoothOut's alone compares nothing
+    assert drawn(Drawing(kind, "", curves[1:2]), records) is not None
 
 
 def test_a_method_has_one_colour_in_all_pictures_of_an_experiment(tmp_path):

@@ -134,11 +134,11 @@ BY_EPOCH: dict[str, tuple[Callable[[EpochMetrics], float], str]] = {
 
 
 def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
-    """Means over seeds. Accuracies of the first quarter of training may lie below the picture."""
+    """Means over seeds; None where there is nothing to compare. The first quarter of training may lie below it."""
     value, name = BY_EPOCH[drawing.kind]
     found = [(curve.label, records.group(curve.config)) for curve in drawing.curves]
     known = {f"{label} (n = {len(group.runs)})": group for label, group in found if group is not None}
-    if not known:
+    if len(known) < min(2, len(found)):
         return None
 
     def draw(axes: Any) -> None:
