@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from smoothout.lab.experiments import table2
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.report.digest import digest
 from smoothout.lab.report.groups import compare, reported
 
 OURS = Setting("paper", "ours")
@@ -113,3 +115,22 @@ def test_seeds_of_resnets_make_no_pairs(as_if_run):
 
     assert (found("resnet44").paired, found("resnet44").is_shown) == (False, False)
     assert (found("c1").paired, found("c1").is_shown) == (True, True)
+
+
+def test_what_was_chosen_before_stays_in_the_table_with_its_verdict(monkeypatch, as_if_run):
+    assert not any(table2.BEFORE in row.label for row in table2.table2(OURS).rows)  # nothing else is chosen yet
+    before = table2.resnet44(OURS, "adasmoothout")
+    now = {**CHOSEN["resnet44", 2048, "adasmoothout"], "perturb_bn": True}
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), now)
+    (row,) = (row for row in table2.table2(OURS).rows if table2.BEFORE in row.label)
+    assert (row.config, row.versus) == (before, table2.resnet44(OURS, "plain"))
+    assert not any(table2.BEFORE in row.label for row in table2.table2(Setting("paper", "authors")).rows)
+    runs = [as_if_run(row.versus.with_seed(seed), value) for seed, value in enumerate(BASE)]
+    runs += [as_if_run(row.config.with_seed(seed), value - 0.01) for seed, value in enumerate(BASE)]
+    runs += [as_if_run(table2.resnet44(OURS, "adasmoothout").with_seed(seed), 0.94) for seed in range(3)]
+    records = Records(runs)
+    said = {v.claim.split(":")[1]: v.verdict for v in table2.table2(OURS).judge(records) if "GPU time" in v.claim}
+    assert said[" AdaSmoothOut, as chosen before"] == "not reached: it loses"
+    assert said[" AdaSmoothOut"].startswith("the gain is reached")
+    table = digest([(OURS, table2.table2(OURS))], records)
+    assert "94.00" in table.rows[0].cells[-1].text  # README has what is chosen now

@@ -44,7 +44,10 @@ def _line(base: Row, experiment: Experiment, setting: Setting, records: Records)
     group = records.group(base.config)
     if group is None:
         return None
-    rows = {row.config.method: row for row in experiment.rows if row.versus == base.config}
+    rows: dict[str, Row] = {}
+    for row in experiment.rows:
+        if row.versus == base.config:
+            rows.setdefault(row.config.method, row)  # the first: what was chosen before comes after it
     others = {method: records.group(row.config) for method, row in rows.items()}
     diverged = {method: records.diverged(row.config) for method, row in rows.items()}
     which = " (best epoch)" if base.config.report == "best" else ""
