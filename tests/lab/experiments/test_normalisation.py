@@ -1,4 +1,4 @@
-"""Noise on BatchNorm's parameters of C1: what is compared with what."""
+"""Noise on BatchNorm's parameters of F1 and C1: what is compared with what."""
 
 from smoothout.lab.experiments.normalisation import normalisation
 from smoothout.lab.experiments.records import Records
@@ -7,14 +7,17 @@ from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
 
 def test_each_place_of_the_noise_is_a_run_of_its_own():
     rows = normalisation(Setting("paper", "ours")).rows  # whichever is asked for: the paper's strengths
-    where = [(row.config.method, row.config.perturb_weights, row.config.perturb_bn) for row in rows]
+    assert len({row.config for row in rows}) == len(rows) == 4 * 7
+    assert {row.config.preset for row in rows} == {"paper"}
+    where = [(row.config.method, row.config.perturb_weights, row.config.perturb_bn) for row in rows[:7]]
     assert where == [("plain", True, False)] + [
         (method, weights, bn)
         for method in ("smoothout", "adasmoothout")
         for weights, bn in ((True, False), (True, True), (False, True))
     ]
-    assert {(row.config.preset, row.config.batch_size) for row in rows} == {("paper", 5000)}
-    assert [row.versus for row in rows] == [None, *[rows[0].config] * 6]
+    for first in range(0, len(rows), 7):
+        baseline, *others = rows[first : first + 7]
+        assert [row.versus for row in others] == [baseline.config] * 6
 
 
 def test_noise_there_is_held_against_noise_elsewhere(as_if_run):

@@ -1,6 +1,6 @@
-"""C1 at the large batch with noise on BatchNorm's parameters, too, and there alone; not of the paper.
+"""F1 and C1 with noise on BatchNorm's parameters, too, and there alone; not of the paper.
 
-On ResNet44 the gain of preset authors is not shown without it (`why`): is that so on another network?
+On ResNet44 the gain of preset authors is not shown without it (`why`): is that so on other networks?
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from functools import partial
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import OURS
-from smoothout.lab.experiments.networks import C1, as_published, configure, label
+from smoothout.lab.experiments.networks import C1, F1, Network, as_published, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
-from smoothout.lab.methods import METHODS
 from smoothout.lab.report.groups import reported
 
 WHERE: dict[str, dict[str, bool]] = {
@@ -23,31 +22,40 @@ WHERE: dict[str, dict[str, bool]] = {
 }
 
 
+PLACES = tuple((network, batch_size) for network in (F1, C1) for batch_size in (network.small, network.large))
+
+
 def normalisation(setting: Setting) -> Experiment:
     setting = as_published(setting)
-    baseline = configure(setting, C1, C1.large, "plain")
-    rows = [Row(label(C1, C1.large, "plain"), baseline)]
-    rows += [
-        Row(label(C1, C1.large, method, where), config, versus=baseline)
-        for method in OURS
-        for where, config in _configs(setting, method).items()
-    ]
+    rows = []
+    for network, batch_size in PLACES:
+        baseline = configure(setting, network, batch_size, "plain")
+        rows.append(Row(label(network, batch_size, "plain"), baseline))
+        rows += [
+            Row(label(network, batch_size, method, where), config, versus=baseline)
+            for method in OURS
+            for where, config in _configs(setting, network, batch_size, method).items()
+        ]
     return Experiment(
-        "normalisation", "C1 with noise on BatchNorm's parameters", tuple(rows), judge=partial(_judge, setting)
+        "normalisation",
+        "F1 and C1 with noise on BatchNorm's parameters",
+        tuple(rows),
+        judge=partial(_judge, setting),
     )
 
 
-def _configs(setting: Setting, method: str) -> dict[str, Config]:
-    return {where: configure(setting, C1, C1.large, method, **settings) for where, settings in WHERE.items()}
+def _configs(setting: Setting, network: Network, batch_size: int, method: str) -> dict[str, Config]:
+    return {where: configure(setting, network, batch_size, method, **settings) for where, settings in WHERE.items()}
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     verdicts = []
-    for method in OURS:
-        without, with_it, alone = _configs(setting, method).values()
-        name = f"C1, batch {C1.large}: {METHODS[method].title}"
-        verdicts += [
-            on_difference(f"{name} gains by noise on normalisation, too", without, with_it, records, reported),
-            on_difference(f"{name} loses without noise on the rest", alone, with_it, records, reported),
-        ]
+    for network, batch_size in PLACES:
+        for method in OURS:
+            without, with_it, alone = _configs(setting, network, batch_size, method).values()
+            name = label(network, batch_size, method)
+            verdicts += [
+                on_difference(f"{name} gains by noise on normalisation, too", without, with_it, records, reported),
+                on_difference(f"{name} gains by noise on the rest, too", alone, with_it, records, reported),
+            ]
     return tuple(verdicts)
