@@ -146,9 +146,9 @@ def test_the_best_is_the_highest_mean_and_none_while_one_is_missing(as_if_run):
 
 
 def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_run):
-    first = choice.candidates(OURS, RESNET44, 2048, "smoothout")
-    last = choice.finalists(OURS, "smoothout")
-    again = next(row for row in last if row.config.clean_share and row.config.strength == 0.075)
+    first = choice.candidates(OURS, RESNET44, 2048, "adasmoothout")
+    last = choice.finalists(OURS, "adasmoothout")
+    again = last[0]
     flattered = replace(again.config, stop_after=0)
     assert flattered in {row.config for row in first}  # there to the end
 
@@ -163,29 +163,28 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     enough = few + runs(104, last, highest)
 
     def decided(found):
-        return choice.decided(OURS, RESNET44, 2048, "smoothout", Records(found))
+        return choice.decided(OURS, RESNET44, 2048, "adasmoothout", Records(found))
 
     assert decided(of_choice).best.config == decided(of_choice + few).best.config == flattered
     found = decided(of_choice + enough)
     assert (found.best, found.seeds) == (last[1], choice.FINAL_SEEDS)  # not by the run that flatters
     assert "stop_after" not in choice.what_is_chosen(found.best.config)
-    verdicts = of_smoothout(enough)
-    assert [v.verdict for v in verdicts] == ["3 of 3", "1 of 3", "2 of 3"]
+
+    def judged(found):
+        return finals.finals(OURS).judge(Records(found))
+
+    verdicts = judged(enough)
+    assert [v.verdict for v in verdicts] == ["4 of 4", "1 of 4", "2 of 4", "2 of 4"]
     assert verdicts[1].evidence == "93.00 % against 90.00 % of the baseline, n = 3"
-    assert [v.verdict for v in of_smoothout(few)] == [v.verdict for v in verdicts]  # so far
-    assert {v.verdict for v in of_smoothout(of_choice)} == {NOT_MEASURED}
+    assert [v.verdict for v in judged(few)] == [v.verdict for v in verdicts]  # so far
+    assert {v.verdict for v in judged(of_choice)} == {NOT_MEASURED}
 
 
 def test_a_finalist_that_diverged_is_out_and_said_to_be(as_if_run):
-    rows = choice.finalists(OURS, "smoothout")
+    rows = choice.finalists(OURS, "adasmoothout")
     runs = [as_if_run(row.config, 0.9 + 0.01 * i) for i, row in enumerate(rows)] + [as_if_run(rows[0].versus, 0.9)]
     runs[2] = replace(runs[2], run=replace(runs[2].run, failure="the loss is nan"))
-    assert [v.verdict for v in of_smoothout(runs)] == ["2 of 2", "1 of 2", "diverged"]
-
-
-def of_smoothout(runs):
-    verdicts = finals.finals(OURS).judge(Records(runs))
-    return [verdict for verdict in verdicts if ": SmoothOut" in verdict.claim]
+    assert [v.verdict for v in finals.finals(OURS).judge(Records(runs))] == ["3 of 3", "2 of 3", "diverged", "1 of 3"]
 
 
 def test_both_rounds_of_the_finals_have_their_own_seeds_and_no_other():
