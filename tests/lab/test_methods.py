@@ -203,14 +203,17 @@ def test_a_configuration_becomes_the_smoothout_it_names(model, settings, noise, 
 )
 def test_which_parameters_take_noise_is_a_switch(settings, perturbed):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    config = replace(resolve(), **settings)
-    method = METHODS["smoothout"].make(config, update_of(model), 1, 1)
+    method = METHODS["smoothout"].make(replace(resolve(), **settings), update_of(model), 1, 1)
     assert [each.name for each in method.smooth._perturbation.selected] == perturbed
+    copies = METHODS["ensemble"].make(resolve(method="ensemble", draws="2", **settings), update_of(model), 1, 1)
+    assert [each.name for each in copies.ensemble._perturbation.selected] == perturbed
 
 
 def test_something_must_take_noise():
     with pytest.raises(ConfigError, match="leaves nothing to perturb: give perturb_bn"):
         resolve(perturb_weights=False)
+    plain = {"method": "plain", "perturb_weights": False}
+    assert resolve(**plain) == resolve(method="plain")  # it takes no noise: the same run
 
 
 def test_the_loop_reads_the_table():

@@ -214,7 +214,7 @@ def resolve(file: Mapping[str, Any] = types.MappingProxyType({}), **flags: Any) 
             settings["strength"] = _known_strength(settings)
     else:
         radius = 0.0 if entry.radius is None else settings.get("strength", entry.radius)
-        settings.update(strength=radius, draws="one", strength_schedule="constant")
+        settings.update(strength=radius, draws="one", strength_schedule="constant", perturb_weights=True)
     return Config(**settings)
 
 
@@ -346,8 +346,6 @@ def _check_together(config: Config) -> None:
             raise ConfigError(f"{name}={value} needs draws='ghost', noise that is taken back, and no antithetic pairs")
         if not 0 < 2 * config.ghost_batch_size <= config.batch_size:
             raise ConfigError(f"{name}={value} needs several ghost batches: give ghost_batch_size")
-    if not config.perturb_weights and not config.perturb_bn:
-        raise ConfigError("perturb_weights=False without perturb_bn leaves nothing to perturb: give perturb_bn")
     if config.stop_after > config.epochs:
         raise ConfigError(f"stop_after={config.stop_after} is beyond the last of epochs={config.epochs}")
     if config.stop_after and config.method == "swa":
@@ -358,3 +356,5 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"method={config.method!r} measures its average's statistics anew anyway: no remeasure_bn")
     if METHODS[config.method].takes_noise:
         _check_scale(config.method, config.noise, config.scale)
+        if not config.perturb_weights and not config.perturb_bn:
+            raise ConfigError("perturb_weights=False leaves nothing to perturb: give perturb_bn (--perturb-bn), too")

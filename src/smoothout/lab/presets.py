@@ -188,7 +188,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "ours",
-            "last epoch, optimizer state kept, no noise on normalisation layers",
+            "last epoch, optimizer state kept, noise on normalisation layers only where it is asked for",
             (
                 Assumption(
                     "one draw a step on the networks of Table 1; on the others, at large batch, a draw for every "

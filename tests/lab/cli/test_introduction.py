@@ -45,6 +45,16 @@ def test_where_it_would_take_nothing_else_nothing_is_named(settings):
     assert "chosen on held-out images" not in introduced(**settings)
 
 
+def test_where_noise_is_not_as_usual_is_said(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    usual, too = introduced(model="f1"), introduced(model="f1", perturb_bn=True)
+    alone = introduced(model="f1", perturb_bn=True, perturb_weights=False)
+    assert "on normalisation layers, too," in too.splitlines()[0]
+    assert "on normalisation layers alone," in alone.splitlines()[0]
+    assert "on normalisation layers" not in usual.splitlines()[0]
+    assert "no noise" not in too
+
+
 def test_later_seeds_are_told_apart():
     introduce, config = Introduction({}), resolve(model="mlp")
     assert introduce(config, CIFAR10).startswith("mlp on digits: smoothout")

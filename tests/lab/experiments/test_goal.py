@@ -1,6 +1,7 @@
 """The goal for ResNet44: reached by runs that gain enough in no more time, and by no others."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.report.digest import digest
 from smoothout.lab.report.groups import compare, reported
 
+RESULTS = Path(__file__).parents[3] / "results"
 OURS = Setting("paper", "ours")
 BASE = (0.920, 0.922, 0.921)
 
@@ -117,12 +119,21 @@ def test_seeds_of_resnets_make_no_pairs(as_if_run):
     assert (found("c1").paired, found("c1").is_shown) == (True, True)
 
 
+def test_what_was_chosen_before_is_what_was_trained(monkeypatch):
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "smoothout"), {"strength": 1.0})
+    monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 1.0})
+    rows = [row for row in table2.table2(OURS).rows if table2.BEFORE in row.label]
+    trained = (RESULTS / "table2-ours.jsonl").read_text()
+    assert [row.config.method for row in rows] == ["smoothout", "adasmoothout"]
+    assert all(f'"hash":"{row.config.with_seed(seed).hash}"' in trained for row in rows for seed in range(5))
+
+
 def test_what_was_chosen_before_stays_in_the_table_with_its_verdict(monkeypatch, as_if_run):
     for method, settings in CHOSEN_BEFORE.items():
         monkeypatch.setitem(CHOSEN, ("resnet44", 2048, method), settings)
     assert not any(table2.BEFORE in row.label for row in table2.table2(OURS).rows)  # nothing else is chosen then
     before = table2.resnet44(OURS, "adasmoothout")
-    now = {**CHOSEN_BEFORE["adasmoothout"], "perturb_bn": True}
+    now = {**CHOSEN_BEFORE["adasmoothout"], "perturb_bn": True, "ghosts_per_draw": 4}
     monkeypatch.setitem(CHOSEN, ("resnet44", 2048, "adasmoothout"), now)
     (row,) = (row for row in table2.table2(OURS).rows if table2.BEFORE in row.label)
     assert (row.config, row.versus) == (before, table2.resnet44(OURS, "plain"))

@@ -1,8 +1,12 @@
 """Noise on BatchNorm's parameters of F1 and C1: what is compared with what."""
 
+import pytest
+
+from smoothout.lab import models
 from smoothout.lab.experiments.normalisation import normalisation
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
+from smoothout.select import is_normalisation
 
 
 def test_each_place_of_the_noise_is_a_run_of_its_own():
@@ -18,6 +22,14 @@ def test_each_place_of_the_noise_is_a_run_of_its_own():
     for first in range(0, len(rows), 7):
         baseline, *others = rows[first : first + 7]
         assert [row.versus for row in others] == [baseline.config] * 6
+
+
+def test_at_tiny_scale_every_network_has_normalisation_layers():
+    networks = {row.config.model for row in normalisation(Setting("tiny")).rows}
+    assert networks
+    for name in networks:
+        model = models.build(name, classes=10, input_shape=(1, 8, 8))
+        assert any(map(is_normalisation, model.modules()))
 
 
 def test_noise_there_is_held_against_noise_elsewhere(as_if_run):

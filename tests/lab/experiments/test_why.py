@@ -66,7 +66,7 @@ def test_around_preset_authors_is_how_ours_trains_otherwise():
     assert where_noise_is == {"perturb_bn": False, "perturb_weights": False}
     assert varied == {name: getattr(ours, name) for name in varied}
     apart = {line.split(":")[0] for line in differences(theirs, ours)}
-    not_studied = {"preset", "report", "strength", "scale_epsilon", "remeasure_bn"}
+    not_studied = {"preset", "report", "strength", "clean_share", "scale_epsilon", "remeasure_bn"}
     assert {*varied} <= apart - {*where_noise_is} <= {*varied, *not_studied}
 
 

@@ -60,7 +60,10 @@ def wrapped(text: str) -> str:
 def _what_is_trained(config: Config, asked: dict[str, Any]) -> str:
     noise = ""
     if METHODS[config.method].takes_noise:
-        noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, "
+        where = (
+            f"on normalisation layers{', too' if config.perturb_weights else ' alone'}, " if config.perturb_bn else ""
+        )
+        noise = f"strength {config.strength:g} ({config.strength_schedule}), {_draws_in_words(config)}, {where}"
     elif METHODS[config.method].radius is not None:
         noise = f"ρ = {config.strength:g}, two evaluations a step, "
     elif asked.get("strength"):

@@ -19,6 +19,7 @@ from smoothout.lab.experiments.networks import (
     RESNET44_CIFAR100,
     Network,
     configure,
+    configure_as_given,
     label,
 )
 from smoothout.lab.experiments.records import Records
@@ -72,9 +73,9 @@ def _chosen_before(setting: Setting) -> dict[str, Config]:
     """Of the row on CIFAR-10 in preset ours, by method, where that is not what is chosen now."""
     if setting.preset != "ours":
         return {}
-    now = {method: resnet44(setting, method) for method in CHOSEN_BEFORE}
-    before = {method: replace(config, **CHOSEN_BEFORE[method]) for method, config in now.items()}
-    return {method: config for method, config in before.items() if config != now[method]}
+    of = partial(configure_as_given, setting, RESNET44, RESNET44.large, epochs=CIFAR[0][1])
+    before = {method: of(method, **settings) for method, settings in CHOSEN_BEFORE.items()}
+    return {method: config for method, config in before.items() if config != resnet44(setting, method)}
 
 
 def imagenet_rows(setting: Setting) -> tuple[Row, ...]:

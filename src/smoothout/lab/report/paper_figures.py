@@ -134,7 +134,10 @@ BY_EPOCH: dict[str, tuple[Callable[[EpochMetrics], float], str]] = {
 
 
 def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
-    """Means over seeds; None where there is nothing to compare. The first quarter of training may lie below it."""
+    """Means over seeds; None where one curve of several is there.
+
+    Accuracies of the first quarter of training may lie below the picture.
+    """
     value, name = BY_EPOCH[drawing.kind]
     found = [(curve.label, records.group(curve.config)) for curve in drawing.curves]
     known = {f"{label} (n = {len(group.runs)})": group for label, group in found if group is not None}
