@@ -1,7 +1,5 @@
 """Noise on BatchNorm's parameters of F1 and C1: what is compared with what."""
 
-import pytest
-
 from smoothout.lab import models
 from smoothout.lab.experiments.normalisation import normalisation
 from smoothout.lab.experiments.records import Records
