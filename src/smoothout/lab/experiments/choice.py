@@ -91,8 +91,8 @@ MEASURED_ANEW = Regime(
 REGIMES = (AS_THE_TEXT, WARMED_UP, UNCUT, MEASURED_ANEW)
 # One run each cannot tell the best few apart, and the highest of many is flattered: they are chosen from once more, by
 # the mean of fresh seeds (`reproduce finals`). Half of the epochs do: the order hardly changes afterwards (`reproduce
-# lengths`). What AdaSmoothOut had so far is held against noise on BatchNorm's
-# parameters, too, without which the gain of preset authors is not shown (`reproduce why --preset authors`).
+# lengths`). What AdaSmoothOut had so far is held against noise on BatchNorm's parameters, too, without which the gain
+# of preset authors is not shown (`reproduce why --preset authors`).
 FINALISTS: dict[str, tuple[Way, ...]] = {
     "adasmoothout": (
         Way(2),
