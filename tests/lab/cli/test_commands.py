@@ -113,6 +113,7 @@ def test_every_setting_has_a_flag(smoothout):
         ("--draws", "by the preset"),
         ("--seed", "0"),
         ("--no-denoise", "denoise"),
+        ("--no-perturb-weights", "perturb-weights"),
     ],
 )
 def test_the_help_of_train_shows_what_applies_by_default(smoothout, flag, default):

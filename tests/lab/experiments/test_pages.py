@@ -1,6 +1,7 @@
 """Our numbers beside the paper's: against arithmetic done here, and docs/results.md against the records."""
 
 import json
+import re
 import shutil
 import statistics
 from dataclasses import replace
@@ -273,6 +274,17 @@ def test_the_list_counts_and_estimates(tmp_path):
     (line,) = [line for line in said.splitlines() if line.strip().startswith("table1 ")]
     assert " 90 " in line
     assert " 30 " in line
+
+
+def test_the_help_names_every_experiment():
+    code, said, _ = reproduce("--help")
+    names = (
+        said.split("NAMES:")[1]
+        .split("or `all`")[0]
+        .replace("…", "figure5 figure6 figure7 figure8 table2 table3 table4")
+    )
+    assert code == 0
+    assert set(EXPERIMENTS) <= set(re.findall(r"\w+", names))
 
 
 def test_a_dry_run_prints_every_configuration(tmp_path):

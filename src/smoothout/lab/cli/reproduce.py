@@ -38,7 +38,7 @@ SECONDS_BETWEEN_PACKS = 30.0  # a machine may be gone the next moment, and each 
 HELP = """Run the paper's tables, figures and claims, and write a page with our numbers beside the paper's.
 
 NAMES: table1 … table5, figure1, figure2, figure4 … figure9, claims,
-flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, sam, rivals, rivals_choice; or `all`.
+flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, normalisation, sam, rivals, rivals_choice; or `all`.
 What is done, in --out or in a pack under --results, is skipped.
 `results` trains nothing: it shows every record there is.
 The same command again goes on where the last one stopped.

@@ -114,7 +114,7 @@ def _default_in_words(setting: Field[Any]) -> str | bool:
     if any(setting.name in _filled_in_by(preset) for preset in PRESETS.values()):
         return "by the preset"
     if setting.default is None or isinstance(setting.default, bool):
-        return setting.name if setting.default else False
+        return setting.name.replace("_", "-") if setting.default else False
     return str(setting.default)
 
 
