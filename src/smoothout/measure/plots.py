@@ -83,17 +83,24 @@ def plot_sensitivity(
     return _with_legend(ax, results)
 
 
-def plot_interpolation(results: Mapping[str, Interpolation], ax: Any = None, *, log: bool | None = None) -> Any:
+def plot_interpolation(
+    results: Mapping[str, Interpolation],
+    ax: Any = None,
+    *,
+    log: bool | None = None,
+    ends: tuple[str, str] = ("first checkpoint", "second"),
+) -> Any:
     """Loss along α; where there are accuracies, they are dotted, on a second axis.
 
     Args:
         log: a logarithmic loss axis; by default where losses span more than three orders of magnitude, as they do when
             interpolated BatchNorm statistics fit neither end. The axis ends a hundred times above the highest loss
             between the ends: beyond them such losses have no bound.
+        ends: what lies at α = 0 and at α = 1.
     """
-    ax = _prepared(ax, "α   (0: first checkpoint, 1: second)", "loss")
-    for end in (0.0, 1.0):
-        ax.axvline(end, color="0.6", lw=0.8, zorder=0)
+    ax = _prepared(ax, f"α   (0: {ends[0]}, 1: {ends[1]})", "loss")
+    for α in (0.0, 1.0):
+        ax.axvline(α, color="0.6", lw=0.8, zorder=0)
     second = None
     for colour, (name, result) in zip(cycle(COLOURS), results.items()):
         ax.plot(result.alphas, result.losses, color=colour, marker="o", markersize=3, label=name or None)

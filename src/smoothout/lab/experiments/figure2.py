@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.measuring import line, sensitivity
+from smoothout.lab.experiments.measuring import BANDS, line, sensitivity
 from smoothout.lab.experiments.networks import C1, Network, configure, label
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Split
 
@@ -32,6 +32,7 @@ def small_to_large(setting: Setting, network: Network, name: str, title: str) ->
         f"of batch {network.large} (α = 1). The whole state is interpolated: beyond the ends BatchNorm's variances fit "
         "no network, and the loss may leave the picture.",
         tuple(Curve(f"{each.split} images", small, each) for each in lines),
+        ends=(f"batch {network.small}", f"batch {network.large}"),
     )
     under_noise = noise_drawings(network, ((network.small, small), (network.large, large)), setting)
     return Experiment(name, title, rows, lines, (between, *under_noise))
@@ -49,7 +50,7 @@ def noise_drawings(
     return (
         Drawing(
             "loss under noise",
-            f"(b) {network.title}: the loss under uniform noise of strength a. Bands: the deviation over its draws.",
+            f"(b) {network.title}: the loss under uniform noise of strength a. {BANDS}",
             curves,
         ),
         Drawing("accuracy under noise", f"(b) {network.title}: the accuracy under the same noise.", curves),

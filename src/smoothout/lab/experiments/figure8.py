@@ -26,6 +26,6 @@ def baseline_to_smoothout(setting: Setting, network: Network, name: str, title: 
         lines += here
         caption = f"{part} Batch {batch_size}: loss (solid) and accuracy (dotted), baseline at α = 0, SmoothOut at 1."
         curves = tuple(Curve(f"{each.split} images", plain, each) for each in here)
-        drawings.append(Drawing("interpolation", caption, curves))
+        drawings.append(Drawing("interpolation", caption, curves, ends=("baseline", "SmoothOut")))
     note = "The paper does not name the axis of this figure: the line from the baseline to SmoothOut is our reading."
     return Experiment(name, title, tuple(rows), tuple(lines), tuple(drawings), (note,))

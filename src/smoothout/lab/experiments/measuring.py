@@ -9,6 +9,7 @@ NOISE_GRID = (0.0, 0.0125, 0.025, 0.0375, 0.05, 0.075, 0.1)
 FEW_IMAGES = 10_000  # enough for a deep network, whose passes are dear
 TINY_IMAGES = 200
 DEEP = ("resnet44", "alexnet", "resnet18")
+BANDS = "Bands: the deviation over runs, of a single one over its draws."  # of losses under noise
 
 
 def sharpness(setting: Setting, model: str = "") -> Measuring:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from smoothout.lab.experiments.measuring import sensitivity, sharpness
+from smoothout.lab.experiments.measuring import BANDS, sensitivity, sharpness
 from smoothout.lab.experiments.networks import C1, C3, F1, Network, configure, label
-from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting
+from smoothout.lab.methods import METHODS
 
 # (accuracy in per cent, sharpness) of baseline and SmoothOut.
 PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
@@ -15,6 +16,7 @@ PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
     ("c3", 256): {"plain": (47.99, 23.5103), "smoothout": (51.17, 0.0001)},
     ("c3", 5000): {"plain": (44.37, 62.0682), "smoothout": (48.43, 10.7303)},
 }
+NETWORKS = F1, C1, C3
 COMPARED = ("plain", "smoothout", "adasmoothout")
 
 
@@ -38,11 +40,22 @@ def rows_of(setting: Setting, network: Network) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _under_noise(setting: Setting, network: Network) -> Drawing:
+    """Of its large batch."""
+    configs = {method: configure(setting, network, network.large, method) for method in COMPARED}
+    return Drawing(
+        "loss under noise",
+        f"{network.title}, batch {network.large}: the loss on training images under noise. {BANDS}",
+        tuple(Curve(METHODS[method].title, config, sensitivity(setting)) for method, config in configs.items()),
+    )
+
+
 def table1(setting: Setting) -> Experiment:
     return Experiment(
         "table1",
         "Table 1: small and large batch on F1, C1 and C3",
-        tuple(row for network in (F1, C1, C3) for row in rows_of(setting, network)),
+        tuple(row for network in NETWORKS for row in rows_of(setting, network)),
+        drawings=tuple(_under_noise(setting, network) for network in NETWORKS),
         notes=(
             "The paper's sharpness is a target in sense only (SmoothOut flatter than the baseline): its solver was "
             "given the gradient of the wrong sign and gave 0 except at very sharp points.",

@@ -10,7 +10,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments import remeasured
 from smoothout.lab.experiments.chosen import CHOSEN_BEFORE
 from smoothout.lab.experiments.goal import verdict_on
-from smoothout.lab.experiments.measuring import sensitivity, sharpness
+from smoothout.lab.experiments.measuring import BANDS, sensitivity, sharpness
 from smoothout.lab.experiments.networks import (
     ALEXNET,
     IMAGENETTE,
@@ -107,7 +107,7 @@ def _under_noise(setting: Setting) -> Drawing:
     )
     return Drawing(
         "loss under noise",
-        "ResNet44 on CIFAR-10: the loss on training images under noise. Bands: the deviation over its draws.",
+        f"ResNet44 on CIFAR-10: the loss on training images under noise. {BANDS}",
         curves,
     )
 

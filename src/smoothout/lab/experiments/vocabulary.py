@@ -117,7 +117,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture made from measurements or epochs; "toy" and "low-pass" need none."""
+    """A picture made from measurements or epochs; "toy" and "low-pass" need none.
+
+    Args:
+        ends: of an interpolation, what lies at α = 0 and at α = 1.
+    """
 
     kind: Literal[
         "toy",
@@ -131,6 +135,7 @@ class Drawing:
     ]
     caption: str
     curves: tuple[Curve, ...] = ()
+    ends: tuple[str, str] = ("first checkpoint", "second")
 
 
 NOT_MEASURED = "not measured yet"  # the verdict without records

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Curve, Drawing
 from smoothout.lab.report import figures
 from smoothout.lab.runs import EpochMetrics
-from smoothout.measure import plots
+from smoothout.measure import Sensitivity, plots
 
 COPIES, SHOWN, TOY_STRENGTH = 1024, 40, 0.45
 SIZE = (6.4, 4.4)
@@ -30,12 +32,15 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
     if drawing.kind in BY_EPOCH:
         return _drawn_by_epoch(drawing, records)
     measured = _measured(drawing, records)
-    results = {f"{curve.label} (seed {seed})": result for curve, seed, result in measured}
-    if not results:
+    if not measured:
         return None
-    how: dict[str, Any] = {"log": _spans_decades(results), "colours": _colours(drawing, [each[0] for each in measured])}
+    results = dict(_shown(curve.label, by_seed) for curve, by_seed in measured)
+    how: dict[str, Any] = {
+        "log": _spans_decades(results),
+        "colours": _colours(drawing, [curve for curve, _ in measured]),
+    }
     kinds: dict[str, Callable[[Mapping[str, Any], Any], object]] = {
-        "interpolation": plots.plot_interpolation,
+        "interpolation": lambda results, axes: plots.plot_interpolation(results, axes, ends=drawing.ends),
         "loss under noise": lambda results, axes: plots.plot_sensitivity(results, axes, **how),
         "accuracy under noise": _draw_accuracy,
         "landscape": lambda results, axes: plots.plot_landscape(results, axes, **how),
@@ -47,16 +52,38 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
     return draw
 
 
-def _measured(drawing: Drawing, records: Records) -> list[tuple[Curve, int, Any]]:
-    """Of a drawing's curves those that are measured, the first seed that is, and its result."""
+def _measured(drawing: Drawing, records: Records) -> list[tuple[Curve, dict[int, Any]]]:
+    """Of a drawing's curves those that are measured, with the results by seed."""
     found = []
     for curve in drawing.curves:
-        for run in records.seeds_of(curve.config):
-            result = None if curve.of is None else run.answer(curve.of)
-            if result is not None:
-                found.append((curve, run.run.config.seed, result))
-                break
+        runs, wanted = records.seeds_of(curve.config), curve.of
+        answers = {run.run.config.seed: None if wanted is None else run.answer(wanted) for run in runs}
+        by_seed = {seed: result for seed, result in answers.items() if result is not None}
+        if by_seed:
+            found.append((curve, by_seed))
     return found
+
+
+def _shown(label: str, by_seed: Mapping[int, Any]) -> tuple[str, Any]:
+    """Of losses under noise their mean over runs; of lines and landscapes, each of which has a shape, one run's."""
+    seed, first = next(iter(by_seed.items()))
+    if not isinstance(first, Sensitivity) or len(by_seed) == 1:
+        return f"{label} (seed {seed})", first
+    return f"{label} (n = {len(by_seed)})", _mean(list(by_seed.values()))
+
+
+def _mean(runs: Sequence[Sensitivity]) -> Sensitivity:
+    """With the deviation over runs in place of that over draws."""
+    losses = np.array([run.losses for run in runs])
+    accuracies = [run.accuracies for run in runs if run.accuracies is not None]
+    return replace(
+        runs[0],
+        losses=tuple(losses.mean(0)),
+        spreads=tuple(losses.std(0, ddof=1)),
+        accuracies=tuple(np.mean(accuracies, axis=0)) if accuracies else None,
+        slope=fmean(run.slope for run in runs),
+        draws=sum(run.draws for run in runs),
+    )
 
 
 def _colours(drawing: Drawing, shown: Sequence[Curve]) -> Sequence[str]:
