@@ -46,48 +46,48 @@ class Config:
     model: str = _setting("f1", "Model", "mlp, f1, c1, c3, resnet44, alexnet, resnet18, … or your module:function")
     dropout: float | None = _setting(None, "Model", "dropout probability, where the model has any; 0 switches it off")
 
-    method: str = _setting("smoothout", "Method", "how a step finds its gradient", METHODS)
-    strength: float = _setting(0.0375, "Method", "a, the size of the noise; ρ of sam and asam")
-    noise: str = _setting("uniform", "Method", "law of the raw noise", NOISES)
+    method: str = _setting("smoothout", "Method", "training method: how a step gets its gradient", METHODS)
+    strength: float = _setting(0.0375, "Method", "size of the noise, a; for sam and asam, ρ")
+    noise: str = _setting("uniform", "Method", "distribution of the raw noise", NOISES)
     noise_p: float = _setting(0.5, "Method", "probability that Bernoulli noise drops a weight")
     scale: str = _setting("absolute", "Method", "absolute θ = a·n; weight θ = a·w·n; filter is adasmoothout's",
                           ("absolute", "filter", "weight"))  # fmt: skip
     scale_epsilon: float = _setting(0.0, "Method", "added to ‖θᵢ‖ in filter scaling; the authors' code has 1e-6")
-    strength_schedule: str = _setting("constant", "Method", "the strength over all of training", SCHEDULES)
+    strength_schedule: str = _setting("constant", "Method", "how the strength changes over training", SCHEDULES)
     strength_warmup: float = _setting(0.0, "Method", "epochs in which the strength also rises from 0")
-    draws: str = _setting("one", "Method", "noise draws a step: one, ghost (one a ghost batch), or a number")
+    draws: str = _setting("one", "Method", "noise draws per step: one, ghost (one per ghost batch), or a number")
     antithetic: bool = _setting(False, "Method", "draws come in pairs +θ, −θ; needs an even number of draws")
     clean_share: float = _setting(0.0, "Method", "with draws=ghost, the share of ghost batches that see no noise")
-    ghosts_per_draw: int = _setting(1, "Method", "with draws=ghost, so many ghost batches in turn share a draw")
-    denoise: bool = _setting(True, "Method", "take the noise back before the update; no is the paper's ablation")
+    ghosts_per_draw: int = _setting(1, "Method", "with draws=ghost, how many consecutive ghost batches share a draw")
+    denoise: bool = _setting(True, "Method", "take the noise back before the update; without it, the paper's ablation")
     perturb_bn: bool = _setting(False, "Method", "noise on the parameters of normalisation layers too")
-    perturb_weights: bool = _setting(True, "Method", "noise on all other parameters; no: on normalisation layers alone")
-    shared_noise: bool = _setting(False, "Method", "several processes draw the same noise, not each its own")
+    perturb_weights: bool = _setting(True, "Method", "noise on all others; without it, on normalisation only")
+    shared_noise: bool = _setting(False, "Method", "all processes draw the same noise, instead of each its own")
     swa_start: float = _setting(0.75, "Method", "swa averages the ends of epochs after this fraction of training")
-    ema_decay: float = _setting(0.99, "Method", "of ema, an update")
+    ema_decay: float = _setting(0.99, "Method", "decay of ema's average, per update")
 
-    batch_size: int = _setting(128, "Batch", "images an update, of all processes together")
-    ghost_batch_size: int = _setting(0, "Batch", "size of ghost batches; 0: the batch is not cut")
-    ghost_by: str = _setting("loop", "Batch", "ghosts as a loop of micro-batches, or as layers on the whole batch",
+    batch_size: int = _setting(128, "Batch", "images per update, over all processes")
+    ghost_batch_size: int = _setting(0, "Batch", "images that BatchNorm sees at a time; 0: the batch is not cut")
+    ghost_by: str = _setting("loop", "Batch", "ghost batches as micro-batches in a loop, or inside BatchNorm layers",
                              ("loop", "layer"))  # fmt: skip
 
-    epochs: int = _setting(50, "Optimizer", "passes over the data; decay points scale along (training longer)")
-    stop_after: int = _setting(0, "Optimizer", "end after so many epochs; rate and strength go by all of --epochs")
+    epochs: int = _setting(50, "Optimizer", "passes over the data; milestones move in proportion")
+    stop_after: int = _setting(0, "Optimizer", "end after this many, with rates and strengths of all --epochs")
     optimizer: str = _setting("sgd", "Optimizer", "which one", ("sgd", "adam", "adamw"))
     lr: float = _setting(0.1, "Optimizer", "learning rate; where it is scaled, that of batch 128")
-    lr_scaling: str = _setting("none", "Optimizer", "with the batch size over 128", SCALINGS)
+    lr_scaling: str = _setting("none", "Optimizer", "how the learning rate grows with the batch size", SCALINGS)
     lr_warmup: float = _setting(0.0, "Optimizer", "epochs in which the learning rate rises from 0")
     milestones: tuple[int, ...] = _setting((), "Optimizer", "epochs at which it decays, such as 81,122,164")
-    lr_decay: float = _setting(0.1, "Optimizer", "its factor there")
-    momentum: float = _setting(0.9, "Optimizer", "of SGD")
+    lr_decay: float = _setting(0.1, "Optimizer", "factor on the learning rate at each milestone")
+    momentum: float = _setting(0.9, "Optimizer", "momentum of SGD")
     weight_decay: float = _setting(0.0, "Optimizer", "L2 for SGD and Adam, decoupled for AdamW")
     clip: float = _setting(0.0, "Optimizer", "largest norm of the gradient; 0: not clipped")
     reset_optimizer_every_epoch: bool = _setting(False, "Optimizer", "forget momentum and moments, as the 2018 code")
 
-    seed: int = _setting(0, "Run", "of initialisation, data order and noise alike")
-    preset: str = _setting("ours", "Run", "where unnamed settings come from; ours has the paper's strengths here, in "
-                           "`reproduce` those chosen on held-out images", PRESETS)  # fmt: skip
-    report: str = _setting("last", "Run", "the epoch that counts; both are kept", ("last", "best"))
+    seed: int = _setting(0, "Run", "seed of initialisation, data order and noise")
+    preset: str = _setting("ours", "Run", "where settings come from that are not given; ours has the paper's strengths "
+                           "here, in `reproduce` those chosen on held-out images", PRESETS)  # fmt: skip
+    report: str = _setting("last", "Run", "the epoch whose accuracy counts; both are kept", ("last", "best"))
     remeasure_bn: str = _setting("no", "Run", "at the end, BatchNorm's statistics over all training images at clean "
                                  "weights; uncut: without augmentation", ("no", "clean", "uncut"))  # fmt: skip
     log_smoothed_loss: bool = _setting(False, "Run", "every epoch, the training loss at noise of the current strength")

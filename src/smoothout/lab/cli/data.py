@@ -12,7 +12,7 @@ from smoothout.lab import data as datasets
 
 Root = Annotated[Path | None, typer.Option(help="where data are looked for, and fetched to, first")]
 
-HELP = """What data are there; fetch and verify them.
+HELP = """List the datasets, fetch them, verify them.
 
 \b
 smoothout data
@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
     def list_(context: typer.Context, data_root: Root = None) -> None:
         _list(data_root or context.obj)
 
-    @group.command(help="Fetch a dataset, checked; goes on where it broke off. Example: smoothout data fetch mnist")
+    @group.command(
+        help="Download a dataset and check it; resumes an interrupted download. Example: smoothout data fetch mnist"
+    )
     def fetch(context: typer.Context, name: str, data_root: Root = None) -> None:
         print(_fetch(name, data_root or context.obj))
 

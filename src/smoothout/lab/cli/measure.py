@@ -45,16 +45,16 @@ def _drawable(file: Path | None) -> Path | None:
 
 Runs = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")]
 Split = Annotated[Literal["train", "test"], typer.Option(help="images to measure on")]
-Weights = Annotated[Literal["last", "best"], typer.Option(help="of the last epoch, or of the best on the test set")]
+Weights = Annotated[Literal["last", "best"], typer.Option(help="weights of the last or of the best epoch")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 DataRoot = Annotated[Path | None, typer.Option(help="where data are looked for first")]
 BatchSize = Annotated[int | None, typer.Option(min=1, show_default="1000", help="images evaluated at once")]
-Images = Annotated[int | None, typer.Option(min=1, show_default="all", help="measure on the first so many only")]
+Images = Annotated[int | None, typer.Option(min=1, show_default="all", help="measure on the first N images only")]
 Plot = Annotated[
     Path | None,
-    typer.Option(callback=_drawable, help="draw all runs over each other into this file (.svg, .png, .pdf)"),
+    typer.Option(callback=_drawable, help="plot all runs in one figure, in this file (.svg, .png, .pdf)"),
 ]
-Seed = Annotated[int, typer.Option(help="of starts, noise, directions and probes")]
+Seed = Annotated[int, typer.Option(help="seed of starts, noise, directions and probes")]
 Scale = Annotated[Literal["absolute", "filter"], typer.Option(help="filter: relative to the norms of filters")]
 Noise = Annotated[Literal["uniform", "gaussian", "rademacher"], typer.Option(help="law of the noise")]
 
@@ -72,7 +72,7 @@ def sharpness(
     epsilon: Annotated[float, typer.Option(help="size of the box")] = 5e-4,
     subspace: Annotated[int | None, typer.Option(min=1, help="dimensions of a random subspace; default: all")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="starts; the value is the maximum over them")] = 5,
-    max_iterations: Annotated[int, typer.Option(min=1, help="of the solver")] = 10,
+    max_iterations: Annotated[int, typer.Option(min=1, help="largest number of solver iterations")] = 10,
     method: Annotated[Literal["auto", "lbfgsb", "ascent"], typer.Option(help="solver")] = "auto",
     scale: Scale = "absolute",
     seed: Seed = 0,
@@ -109,7 +109,7 @@ def sensitivity(
     weights: Weights = "last",
     noise: Noise = "uniform",
     scale: Scale = "absolute",
-    draws: Annotated[int, typer.Option(min=1, help="of noise, the same for every strength and run")] = 5,
+    draws: Annotated[int, typer.Option(min=1, help="random θ to average over; the same for every run")] = 5,
     fresh_noise: Annotated[
         bool, typer.Option("--fresh-noise", help="new noise for every batch: the paper's protocol, --batch-size 100")
     ] = False,
@@ -178,7 +178,7 @@ def curvature(
     weights: Weights = "last",
     top: Annotated[int, typer.Option(min=1, help="leading eigenvalues of the Hessian")] = 1,
     probes: Annotated[int, typer.Option(min=2, help="random vectors for the trace")] = 30,
-    max_iterations: Annotated[int, typer.Option(min=1, help="of Lanczos")] = 100,
+    max_iterations: Annotated[int, typer.Option(min=1, help="largest number of Lanczos iterations")] = 100,
     seed: Seed = 0,
     device: Device = "auto",
     data_root: DataRoot = None,

@@ -39,9 +39,10 @@ HELP = """Run the paper's tables, figures and claims, and write a page with our 
 
 NAMES: table1 … table5, figure1, figure2, figure4 … figure9, claims,
 flatness, ncopy, choice, finals, lengths, why, rates, batchnorm, normalisation, sam, rivals, rivals_choice; or `all`.
-What is done, in --out or in a pack under --results, is skipped.
+--list says what each is. Runs that are finished, in --out or in a pack
+(a file of records) under --results, are skipped.
 `results` trains nothing: it shows every record there is.
-The same command again goes on where the last one stopped.
+The same command again resumes where the last one stopped.
 
 \b
 smoothout reproduce --list --seeds 5
@@ -93,10 +94,12 @@ def _reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="runs of each kind, from --seed on")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
     models: Annotated[str, typer.Option(help="only rows of these networks, such as f1,c1")] = "",
-    minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many; exit code 75")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="stop at the first checkpoint after this many minutes, with exit code 75")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="worker processes; on one GPU they take turns")] = 1,
     together: Annotated[
-        int | None, typer.Option(min=1, help="runs that share a GPU; default: five of a small network, one of others")
+        int | None, typer.Option(min=1, help="runs at once on a GPU; default: five for small networks, one for others")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for runs and page")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="folder with packs of records (*.jsonl)")] = DEFAULT_RESULTS,

@@ -19,10 +19,10 @@ from smoothout.lab.train.regime import regime_of
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 
 # \b keeps the lines that follow as they are.
-HELP = """Train a network, with or without SmoothOut. The same command again goes on with the run, or says it is done.
+HELP = """Train a network, with or without SmoothOut. The same command again resumes it, or says that it is done.
 
-Unnamed settings come from the network's regime and the preset;
---dry-run prints them all.
+Settings that are not given come from the network's usual training and
+the preset; --dry-run prints them all.
 
 \b
 smoothout train --epochs 20 --out runs/first
@@ -49,17 +49,17 @@ def register(app: typer.Typer) -> None:
 def _train(
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/latest"),
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win over it")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="so many runs, from --seed on, in OUT/seed-0 …")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="how many runs, seeds counted up from --seed, in OUT/seed-0 …")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")] = False,
     data_root: Annotated[Path | None, typer.Option(help="where data are looked for first")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     checkpoint_every: Annotated[int, typer.Option(min=1, help="epochs between checkpoints")] = 1,
-    minutes: Annotated[float | None, typer.Option(help="stop at a checkpoint after so many")] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop at the first checkpoint after this many minutes")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="event files in OUT/tensorboard")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="processes that decode images")] = None,
     cuda_graphs: Annotated[bool, typer.Option(help="on CUDA, replay a step as one graph")] = True,
     together: Annotated[
-        int | None, typer.Option(min=1, help="of several seeds, how many share a GPU; default 5 of a small network")
+        int | None, typer.Option(min=1, help="how many seeds train at once on a GPU; default: 5 for small networks")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print nothing but errors")] = False,
     **settings: Any,
