@@ -16,8 +16,8 @@ import torch
 
 from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
+from smoothout.lab.groups import FEWEST_RUNS, group_runs
 from smoothout.lab.report.findings import findings_section
-from smoothout.lab.report.groups import FEWEST_RUNS, group_runs
 from smoothout.lab.report.measured import SENSITIVITY
 from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.sections import all_sections, provenance

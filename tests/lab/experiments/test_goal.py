@@ -10,8 +10,8 @@ from smoothout.lab.experiments import table2
 from smoothout.lab.experiments.chosen import CHOSEN, CHOSEN_BEFORE
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.groups import compare, reported
 from smoothout.lab.report.digest import digest
-from smoothout.lab.report.groups import compare, reported
 
 RESULTS = Path(__file__).parents[3] / "results"
 OURS = Setting("paper", "ours")

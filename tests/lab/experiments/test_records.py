@@ -10,7 +10,7 @@ from smoothout.lab.experiments.queue import plan
 from smoothout.lab.experiments.records import Records, look
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
-from smoothout.lab.report.groups import each_training_once
+from smoothout.lab.groups import each_training_once
 from smoothout.lab.train.start import Options, train
 
 

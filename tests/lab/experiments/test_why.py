@@ -11,8 +11,8 @@ from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.vocabulary import Setting
+from smoothout.lab.groups import Group, compare, compare_in_study, reported
 from smoothout.lab.report import paper
-from smoothout.lab.report.groups import Group, compare, compare_in_study, reported
 
 OURS, AUTHORS = Setting("paper", "ours"), Setting("paper", "authors")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from smoothout.lab.config import resolve
+from smoothout.lab.groups import Group, group_runs
 from smoothout.lab.report.figures import line_styles, needs_decades, sensitivity_curves, training_curves
-from smoothout.lab.report.groups import Group, group_runs
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 

@@ -6,9 +6,9 @@ import pytest
 
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
+from smoothout.lab.groups import group_runs
 from smoothout.lab.measurements import Measurement
 from smoothout.lab.report.findings import findings_section
-from smoothout.lab.report.groups import group_runs
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.measure import Sensitivity

@@ -7,8 +7,8 @@ import pytest
 
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
+from smoothout.lab.groups import Group, group_runs
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import Group, group_runs
 from smoothout.lab.report.names import name_of
 from smoothout.lab.report.sections import table_sections
 from smoothout.lab.runs import load_run

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from smoothout.lab import packs
-from smoothout.lab.report.groups import group_runs
+from smoothout.lab.groups import group_runs
 from smoothout.lab.report.page import Page
 from smoothout.lab.report.sections import all_sections, provenance, table_sections
 from smoothout.lab.runs import Run, RunError, find_runs, load_run, write_atomically

@@ -14,8 +14,8 @@ from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, configure_as_given, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Curve, Drawing, Experiment, Row, Setting, Verdict
+from smoothout.lab.groups import Group
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import Group
 
 HELD_OUT = 5000
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

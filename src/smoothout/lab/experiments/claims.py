@@ -19,7 +19,7 @@ from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import (
+from smoothout.lab.groups import (
     FEWEST_RUNS,
     Difference,
     Group,

@@ -12,8 +12,8 @@ from smoothout.lab.experiments.measuring import curvature, sensitivity, sharpnes
 from smoothout.lab.experiments.networks import F1, F1_DIGITS, Network, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Measuring, Row, Setting, Verdict
+from smoothout.lab.groups import FEWEST_RUNS, difference
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import FEWEST_RUNS, difference
 
 COMPARED = ("plain", "smoothout", "adasmoothout")
 MEASURES: dict[str, tuple[Callable[[Setting], Measuring], Callable[[Any], float]]] = {

@@ -8,7 +8,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.verdicts import groups_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Verdict
-from smoothout.lab.report.groups import (
+from smoothout.lab.groups import (
     FEWEST_RUNS,
     Difference,
     Group,

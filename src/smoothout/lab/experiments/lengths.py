@@ -24,7 +24,7 @@ from smoothout.lab.experiments.choice import (
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import Sample, difference
+from smoothout.lab.groups import Sample, difference
 from smoothout.lab.runs import Run
 
 SHORT = (100,)

@@ -12,7 +12,7 @@ from smoothout.lab.experiments.networks import C1, F1, Network, as_published, co
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import reported
+from smoothout.lab.groups import reported
 
 PLACES = tuple((network, batch_size) for network in (F1, C1) for batch_size in (network.small, network.large))
 WITHOUT: dict[str, bool] = {"perturb_bn": False}

@@ -10,7 +10,7 @@ from smoothout.lab.experiments.choice import HELD_OUT, held_out, mean_accuracy
 from smoothout.lab.experiments.networks import C1, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.report.groups import Group, compare, reported, sense_of
+from smoothout.lab.groups import Group, compare, reported, sense_of
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the paper's rate
 METHODS_COMPARED = ("plain", "smoothout")

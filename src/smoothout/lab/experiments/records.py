@@ -12,8 +12,8 @@ from typing import Any
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.vocabulary import Line, Measuring
+from smoothout.lab.groups import Group, started
 from smoothout.lab.presets import MEASURE_STATISTICS_ANYWAY
-from smoothout.lab.report.groups import Group, started
 from smoothout.lab.runs import LAST_WEIGHTS, Run, best_of, find_runs, load_run
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Verdict
-from smoothout.lab.report.groups import FEWEST_RUNS, difference, sense_of
+from smoothout.lab.groups import FEWEST_RUNS, difference, sense_of
 
 CLAIM = "statistics measured anew raise the accuracy of the last epoch"
 

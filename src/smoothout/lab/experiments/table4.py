@@ -11,8 +11,8 @@ from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.groups import reported
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import reported
 
 
 def table4(setting: Setting) -> Experiment:

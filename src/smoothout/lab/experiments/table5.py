@@ -13,8 +13,8 @@ from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.table3 import noise_left
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting, Verdict
+from smoothout.lab.groups import reported
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import reported
 
 # (method, what is added to the label, settings, the paper's accuracy on ResNet44)
 VARIANTS: tuple[tuple[str, str, dict[str, Any], float], ...] = (

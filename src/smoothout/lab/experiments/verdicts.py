@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Verdict
-from smoothout.lab.report.groups import Group, compare, compare_in_study, sense_of
+from smoothout.lab.groups import Group, compare, compare_in_study, sense_of
 from smoothout.lab.runs import Record
 
 

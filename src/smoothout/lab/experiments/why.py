@@ -13,8 +13,8 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import CIFAR, resnet44
 from smoothout.lab.experiments.verdicts import groups_of, on_contrast, on_difference
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Verdict
+from smoothout.lab.groups import difference, sense_of
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import difference, sense_of
 from smoothout.lab.runs import Record, Run
 
 # The row's own length, for in 100 epochs twice the paper's strength costs SmoothOut 3.7 points on held-out images, at

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Row, Setting
+from smoothout.lab.groups import FEWEST_RUNS, Group, compare, reported
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report import page
-from smoothout.lab.report.groups import FEWEST_RUNS, Group, compare, reported
 from smoothout.lab.report.page import Cell, Table
 from smoothout.lab.report.sections import percent
 

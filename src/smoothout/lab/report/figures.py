@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smoothout.lab.report.groups import Group, Sample
+from smoothout.lab.groups import Group, Sample
 from smoothout.lab.runs import EpochMetrics
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; one a method everywhere.

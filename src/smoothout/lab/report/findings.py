@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smoothout.lab.report.groups import Difference, Group, Sample, are_pairs, baseline_of, compare, difference
+from smoothout.lab.groups import Difference, Group, Sample, are_pairs, baseline_of, compare, difference
 from smoothout.lab.report.measured import loss_rises
 from smoothout.lab.report.names import name_of
 from smoothout.lab.report.page import Section

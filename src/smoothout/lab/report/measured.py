@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothout.lab import measurements
+from smoothout.lab.groups import Group, Sample
 from smoothout.lab.measurements import Measurement
-from smoothout.lab.report.groups import Group, Sample
 from smoothout.lab.report.names import in_words
 from smoothout.measure import Curvature, Sensitivity, Sharpness
 

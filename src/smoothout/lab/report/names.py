@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from smoothout.lab.config import Config, resolve
+from smoothout.lab.groups import Group, settings_that_train
 from smoothout.lab.methods import METHODS
-from smoothout.lab.report.groups import Group, settings_that_train
 
 NAMED_ANYWAY = ("dataset", "model", "batch_size", "epochs", "stop_after")
 

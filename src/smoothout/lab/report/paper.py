@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from smoothout.lab.experiments.measuring import sharpness
 from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Measuring, Row, Setting, Verdict
-from smoothout.lab.presets import PRESETS
-from smoothout.lab.report import page
-from smoothout.lab.report.groups import (
+from smoothout.lab.groups import (
     FEWEST_RUNS,
     Difference,
     Group,
@@ -23,6 +21,8 @@ from smoothout.lab.report.groups import (
     reported,
     training_seconds,
 )
+from smoothout.lab.presets import PRESETS
+from smoothout.lab.report import page
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from smoothout.lab.report import figures, measured
-from smoothout.lab.report.groups import (
+from smoothout.lab.groups import (
     Difference,
     Group,
     Sample,
@@ -17,6 +16,7 @@ from smoothout.lab.report.groups import (
     has_its_own_seconds,
     nearest_plain,
 )
+from smoothout.lab.report import figures, measured
 from smoothout.lab.report.measured import SENSITIVITY, loss_rises, of_group
 from smoothout.lab.report.names import in_words, judged_on, name_of
 from smoothout.lab.report.page import Cell, Figure, Row, Section, Table

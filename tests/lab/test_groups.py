@@ -7,7 +7,7 @@ from scipy import stats
 
 from in_process import smoothout
 from smoothout.lab.config import resolve
-from smoothout.lab.report.groups import (
+from smoothout.lab.groups import (
     Difference,
     Group,
     Sample,
