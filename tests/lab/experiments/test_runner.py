@@ -188,7 +188,9 @@ def test_table_1_and_a_figure_from_nothing(tiny):
     assert "F1, MNIST, batch 256: baseline (here mlp on the digits, batch 48)" in html
     accuracies = [f"{100 * found.run.record.last.test_accuracy:.2f} %" for found in records.all()]
     assert all(accuracy in html for accuracy in accuracies)
-    assert html.count("<figure>") == 2
+    captions = re.findall("<figcaption>(.*?): ", html)
+    networks = ["F1, MNIST, batch 6000", "C1, CIFAR-10, batch 5000", "C3, CIFAR-100, batch 5000"]
+    assert captions == [*networks, "(a) Batch 256", "(b) Batch 5000"]
     assert "81.72 %" in html
     assert re.search(r"\(\d of \d\)", html)  # of how many sharpness converged
     assert "gap to the paper" not in re.sub(r"<p>.*?</p>", "", html)
