@@ -7,6 +7,7 @@ import pytest
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 PAGE = (RESULTS / "README.md").read_text()
+README = (RESULTS.parents[1] / "README.md").read_text()
 
 
 def rows(name):
@@ -49,10 +50,29 @@ def test_how_much_faster_convolutions_of_all_ghosts_are():
 
 def test_what_a_step_costs_beside_the_plain_one():
     text = line("step with AdaSmoothOut ÷ plain")
+    ratios = {method: [] for method in ("SmoothOut", "AdaSmoothOut")}
     for row in rows("step_overhead-cuda.json"):
-        if row["method"] == "AdaSmoothOut" and row["case"] != "ResNet44, batch 128":
-            ratio = row["÷ plain"]
-            assert f"**{ratio['median']:.3f}** ({ratio['low']:.3f} to {ratio['high']:.3f})" in text
+        if row["method"] in ratios:
+            ratios[row["method"]].append(row["÷ plain"])
+    for ratio in ratios["AdaSmoothOut"]:
+        assert f"**{ratio['median']:.3f}** ({ratio['low']:.3f} to {ratio['high']:.3f})" in text
+    assert "SmoothOut " + ", ".join(f"{ratio['median']:.3f}" for ratio in ratios["SmoothOut"]) in text
+    medians = [ratio["median"] for both in ratios.values() for ratio in both]
+    assert f"takes {min(medians):.3f} to {max(medians):.3f} times a plain one" in README
+
+
+def test_many_tensors_take_time_on_the_host():
+    times = {}
+    for row in rows("scaling-cuda.json"):
+        if row["parameters"] == 10_000_000:
+            times.setdefault(row["scale"], []).append((row["tensors"], row["called ms"]["median"]))
+    ends = [
+        (of[-4][1], of[-1][1])
+        for of in times.values()
+        if [tensors for tensors, _ in of[-4:]] == [10, 100, 1000, 10_000]
+    ]
+    said = " and ".join(f"{first:.2f} → {last:.1f}" for first, last in ends)
+    assert f"{said} ms" in line("device time in tensors")
 
 
 def test_how_much_longer_sam_takes():
