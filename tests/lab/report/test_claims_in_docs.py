@@ -89,11 +89,15 @@ def test_sam_lowers_the_loss_on_the_digits():
     assert min(p_value(plain, each, paired=True) for each in (smooth, ada)) > 0.5
 
 
-def test_one_draw_a_step_costs_adasmoothout_in_a_quarter_of_the_epochs():
-    plain, ada = (last(runs("why-resnet44", method=method, draws="one")) for method in ("plain", "adasmoothout"))
-    assert f"it cost AdaSmoothOut {plain[0] - ada[0]:.1f} points (test set, no warm-up, n = 1)" in page(
-        "large-batch.md"
-    )
+def test_what_adasmoothout_costs_resnets_in_few_updates():
+    lost = []
+    for pack, model, updates in (("why-resnet44", "resnet44", 2500), ("imagenette", "resnet18", 450)):
+        (plain,), (ada,) = (runs(pack, model=model, method=method) for method in ("plain", "adasmoothout"))
+        assert plain["last"]["updates"] == ada["last"]["updates"] == updates
+        before, after = (100 * run["last"]["test_accuracy"] for run in (plain, ada))
+        assert f"{after:.1f} instead of {before:.1f} % on ResNet{model[-2:]}" in page("large-batch.md")
+        lost.append(before - after)
+    assert f"it lost {min(lost):.0f} and {max(lost):.0f} points" in page("strength.md")
 
 
 def test_a_strength_that_rises_on_held_out_images():
