@@ -1,10 +1,12 @@
 """What preset `ours` takes over: the best candidate on held-out images, as the records have it."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from smoothout.lab.cli import reproduce
 from smoothout.lab.experiments import choice, finals, queue
@@ -171,7 +173,7 @@ def test_finalists_are_chosen_from_by_fresh_seeds_once_there_are_enough(as_if_ru
     assert "stop_after" not in choice.what_is_chosen(found.best.config)
 
     def judged(found):
-        return finals.finals(OURS).judge(Records(found))
+        return finals.finals(OURS).judge(Records(found))[:-1]  # the last one is on BatchNorm
 
     verdicts = judged(enough)
     assert [v.verdict for v in verdicts] == ["4 of 4", "1 of 4", "2 of 4", "2 of 4"]
@@ -184,7 +186,33 @@ def test_a_finalist_that_diverged_is_out_and_said_to_be(as_if_run):
     rows = choice.finalists(OURS, "adasmoothout")
     runs = [as_if_run(row.config, 0.9 + 0.01 * i) for i, row in enumerate(rows)] + [as_if_run(rows[0].versus, 0.9)]
     runs[2] = replace(runs[2], run=replace(runs[2].run, failure="the loss is nan"))
-    assert [v.verdict for v in finals.finals(OURS).judge(Records(runs))] == ["3 of 3", "2 of 3", "diverged", "1 of 3"]
+    said = [verdict.verdict for verdict in finals.finals(OURS).judge(Records(runs))]
+    assert said == ["3 of 3", "2 of 3", "diverged", "1 of 3", "1 runs diverged"]
+
+
+def test_finals_say_what_noise_on_normalisation_does_in_the_mean_of_both_strengths(as_if_run):
+    rows = choice.finalists(OURS, "adasmoothout")
+    assert [(row.config.strength, row.config.perturb_bn) for row in rows] == [
+        (0.3, False),
+        (0.3, True),
+        (0.15, False),
+        (0.15, True),
+    ]
+
+    def judged(accuracies, deviation=0.001):
+        runs = [
+            as_if_run(row.config.with_seed(seed), accuracy + (seed - 103) * deviation)
+            for row, accuracy in zip(rows, accuracies)
+            for seed in choice.FINAL_SEEDS
+        ]
+        return finals.finals(OURS).judge(Records(runs))[-1]
+
+    found = judged([0.91, 0.92, 0.91, 0.93])
+    assert found.verdict == "holds"
+    half = stats.t.ppf(0.975, 8) * 0.1 * math.sqrt(4 / 3) / 2
+    assert found.evidence == f"+1.50 points [{1.5 - half:+.2f}, {1.5 + half:+.2f}] (n = 3)"
+    assert judged([0.92, 0.92, 0.93, 0.91]).verdict == "the opposite"
+    assert judged([0.91, 0.92, 0.91, 0.92], 0.02).verdict == "no difference measured"
 
 
 def test_both_rounds_of_the_finals_have_their_own_seeds_and_no_other():

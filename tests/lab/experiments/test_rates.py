@@ -1,15 +1,17 @@
 """Learning rates of C1: each side has its best, and the verdict is of those two."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from smoothout.lab.experiments import rates
 from smoothout.lab.experiments.choice import held_out
-from smoothout.lab.experiments.networks import C1
+from smoothout.lab.experiments.networks import C1, configure
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
 
+RESULTS = Path(__file__).parents[3] / "results"
 OURS = Setting("paper", "ours")
 PLAIN, SMOOTH = (0.70, 0.72, 0.73, 0.75, 0.74, 0.71), (0.71, 0.73, 0.77, 0.76, 0.74, 0.5)
 
@@ -30,8 +32,8 @@ def runs(as_if_run):
 
 
 def verdict(found):
-    (said,) = rates.rates(OURS).judge(Records(found))
-    return said
+    on_held_out_images, _ = rates.rates(OURS).judge(Records(found))
+    return on_held_out_images
 
 
 def test_each_side_has_its_own_best_rate(runs):
@@ -56,6 +58,35 @@ def test_a_rate_at_which_a_run_diverged_is_out(runs):
 
 
 def test_the_papers_rate_is_the_run_of_the_choice():
-    configs = [row.config for row in rates.rates(Setting()).rows]
+    configs = [row.config for row in rates.rates(Setting()).rows if "test set" not in row.label]
     assert {held_out(OURS, C1, C1.large, method) for method in ("plain", "smoothout")} <= set(configs)
     assert {config.hold_out for config in configs} == {5000}
+
+
+def test_the_rates_that_go_to_the_test_set_are_those_of_the_records(tmp_path):
+    records = Records.read([], sorted(RESULTS.glob("*.jsonl")), tmp_path)
+    assert rates.best_rates(OURS, records) == rates.CHOSEN_RATES
+
+
+def test_rates_are_chosen_by_three_runs_of_each(runs):
+    assert rates.best_rates(OURS, Records(runs(PLAIN, SMOOTH))) == {"plain": 0.002, "smoothout": 0.001}
+    assert rates.best_rates(OURS, Records(runs(PLAIN, SMOOTH, seeds=2))) == {}
+    assert rates.best_rates(OURS, Records(runs(PLAIN, SMOOTH)[:-3])) == {}
+
+
+def test_each_side_goes_to_the_test_set_at_its_own_rate(monkeypatch, as_if_run):
+    monkeypatch.setattr(rates, "CHOSEN_RATES", {})
+    assert not any("test set" in row.label for row in rates.rates(OURS).rows)
+    assert rates.rates(OURS).judge(Records([]))[1].verdict == NOT_MEASURED
+    monkeypatch.setattr(rates, "CHOSEN_RATES", {"plain": 0.002, "smoothout": 0.001})
+    plain, smooth = (row for row in rates.rates(OURS).rows if "test set" in row.label)
+    assert [(row.config.lr, row.config.hold_out) for row in (plain, smooth)] == [(0.002, 0), (0.001, 0)]
+    assert smooth.versus == plain.config
+    assert smooth.config == configure(Setting(), C1, C1.large, "smoothout")  # Table 1's, which has been trained
+    found = [
+        as_if_run(row.config.with_seed(seed), accuracy + 1e-3 * seed)
+        for row, accuracy in ((plain, 0.77), (smooth, 0.785))
+        for seed in range(3)
+    ]
+    said = rates.rates(OURS).judge(Records(found))[1]
+    assert (said.verdict, said.evidence) == ("holds", "+1.50 points [+1.50, +1.50] (n = 3)")

@@ -21,7 +21,9 @@ from smoothout.lab.experiments.choice import (
     standing,
 )
 from smoothout.lab.experiments.records import Records
+from smoothout.lab.experiments.verdicts import on_contrast
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
+from smoothout.lab.methods import METHODS
 
 
 def finals(setting: Setting) -> Experiment:
@@ -51,7 +53,20 @@ def _first_round(setting: Setting) -> list[Row]:
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    return tuple(verdict for method in FINALISTS for verdict in _in_order(finalists(setting, method), records))
+    places = (verdict for method in FINALISTS for verdict in _in_order(finalists(setting, method), records))
+    return (*places, *(_of_normalisation(setting, method, records) for method in FINALISTS))
+
+
+def _of_normalisation(setting: Setting, method: str, records: Records) -> Verdict:
+    """Noise on BatchNorm's parameters, too, against none there: the mean over the strengths, which both have."""
+    rows = finalists(setting, method)
+    too, others = ([row.config for row in rows if row.config.perturb_bn is there] for there in (True, False))
+    configs = dict.fromkeys(config for row in rows for config in (row.config, row.versus) if config is not None)
+    every = [group for config in configs if (group := records.group(config)) is not None]
+    claim = (
+        f"{METHODS[method].title} gains by noise on BatchNorm's parameters, too, in the mean of {len(too)} strengths"
+    )
+    return on_contrast(claim, too, others, records, lambda record: record.last.test_accuracy / len(too), every)
 
 
 def _in_order(rows: list[Row], records: Records) -> list[Verdict]:
