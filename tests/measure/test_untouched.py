@@ -39,6 +39,23 @@ def test_a_layer_that_merges_weights_in_eval_is_measured_and_left_as_it_is():
     assert cross_entropy(model[0], data[0]).item() == loss
 
 
+@pytest.mark.parametrize("hook", [lambda g: 0.1 * g, lambda g: g.clamp(-1e-3, 1e-3)])
+def test_hooks_that_change_gradients_for_training_change_no_measurement_and_stay(hook):
+    model, data = mlp(), batches()
+    measured = [
+        lambda: measure.curvature(model, cross_entropy, data, probes=2),
+        lambda: measure.sharpness(model, cross_entropy, data, restarts=2),
+    ]
+    expected = [each() for each in measured]
+    handles = [parameter.register_hook(hook) for parameter in model.parameters()]
+    assert [each() for each in measured] == expected
+    (plain,) = torch.autograd.grad(cross_entropy(model, data[0]), [model[0].weight])
+    for handle in handles:
+        handle.remove()
+    (without,) = torch.autograd.grad(cross_entropy(model, data[0]), [model[0].weight])
+    assert torch.equal(plain, hook(without))
+
+
 class Caching(nn.Module):
     """Keeps what it computed in a buffer, and another buffer that was computed in inference mode."""
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
 from smoothout.checks import check_model
-from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
+from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched, without_gradient_hooks
 from smoothout.select import Predicate, Selected, everything, select_parameters
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -253,7 +253,13 @@ def model_loss_at(
         )
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
-    with torch.inference_mode(False), paused(model), alone(model), untouched(model, batches) as random_state:
+    with (
+        torch.inference_mode(False),
+        paused(model),
+        alone(model),
+        without_gradient_hooks(model),
+        untouched(model, batches) as random_state,
+    ):
         _set_mode(model, train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
 

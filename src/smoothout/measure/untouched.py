@@ -71,6 +71,19 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
+    """Past `parameter.register_hook()`: one that clips, scales or masks is for training, and no part of ∇C."""
+    hooks = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
+    try:
+        for parameter, _ in hooks:
+            parameter._backward_hooks = None
+        yield
+    finally:
+        for parameter, kept in hooks:
+            parameter._backward_hooks = kept
+
+
+@contextmanager
 def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
     """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
 
