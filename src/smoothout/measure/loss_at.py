@@ -7,17 +7,16 @@ checked against a closed form; `model_loss_at` makes one of a model, a loss func
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
 from smoothout.checks import check_model
+from smoothout.measure.derivatives import gradients_of, recurrent_derivatives, second_derivatives, second_order
 from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched, without_gradient_hooks
 from smoothout.select import Predicate, Selected, everything, select_parameters
 
@@ -58,13 +57,13 @@ class FunctionLossAt:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             loss = _scalar(self.function(w))
-            (gradient,) = _gradients(loss, [w])
+            (gradient,) = gradients_of(loss, [w])
         return float(loss.detach()), gradient
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            (product,) = _second_derivatives(_scalar(self.function(w)), [w], [v])
+            (product,) = second_derivatives(_scalar(self.function(w)), [w], [v])
         return product
 
 
@@ -140,11 +139,11 @@ class ModelLossAt:
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
         loss, gradient, differentiable = _Mean(), _Mean(), False
-        with torch.enable_grad(), _recurrent_derivatives(self.model):
+        with torch.enable_grad(), recurrent_derivatives(self.model):
             for batch in self.each_batch():
                 batch_loss = self._loss_of(batch)
                 differentiable |= batch_loss.requires_grad
-                gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
+                gradient.add(self.flat(gradients_of(batch_loss, self._parameters)), weight_of(batch))
                 loss.add(batch_loss.detach(), weight_of(batch))
         self._check_graph(differentiable, w)
         return loss.value(), gradient.tensor()
@@ -156,11 +155,11 @@ class ModelLossAt:
             for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
         ]
         product, differentiable = _Mean(), False
-        with torch.enable_grad(), _recurrent_derivatives(self.model), _second_order():
+        with torch.enable_grad(), recurrent_derivatives(self.model), second_order():
             for batch in self.each_batch():
                 batch_loss = self._loss_of(batch)
                 differentiable |= batch_loss.requires_grad
-                product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
+                product.add(self.flat(second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
         self._check_graph(differentiable, w)
         return product.tensor()
 
@@ -335,40 +334,3 @@ def _scalar(loss: Any) -> Tensor:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
     return loss.reshape(())
-
-
-@contextmanager
-def _recurrent_derivatives(model: nn.Module) -> Iterator[None]:
-    """cuDNN's recurrent layers have no derivative in eval mode, and no second one in any: torch's own stand in."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.enabled
-    try:
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            cudnn.enabled = False
-        yield
-    finally:
-        cudnn.enabled = before
-
-
-@contextmanager
-def _second_order() -> Iterator[None]:
-    """Fused attention kernels and compiled code have no second derivative: inside, neither is used."""
-    compiler_loaded = "torch._dynamo" in sys.modules  # to load it takes seconds
-    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
-        yield
-
-
-def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
-    """∂loss/∂inputs without touching `.grad`; zero for what the loss does not depend on."""
-    if not loss.requires_grad:
-        return [torch.zeros_like(p) for p in inputs]
-    gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
-    # An embedding with sparse=True has sparse gradients.
-    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(gradients, inputs)]
-
-
-def _second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:
-    """H·v by differentiating ∇loss·v."""
-    gradients = _gradients(loss, inputs, create_graph=True)
-    along = [(g * v).sum() for g, v in zip(gradients, direction)]
-    return _gradients(torch.stack([a.to(along[0]) for a in along]).sum(), inputs)
