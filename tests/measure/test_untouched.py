@@ -84,6 +84,47 @@ def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
     assert torch.equal(model.factor, torch.ones(4))
 
 
+class Observed(nn.Module):
+    """Rounds to steps of the widest range seen, in eval mode too, as quantisation-aware training does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("range", torch.empty(0))
+
+    def forward(self, x):
+        seen = self.layer.weight.detach().abs().amax(1)
+        if not self.range.numel():
+            self.range.resize_(seen.shape).zero_()
+        self.range.copy_(torch.maximum(self.range, seen))
+        return self.layer(x) / self.range
+
+
+def test_buffers_that_forward_passes_resize_and_write_to_in_eval_mode():
+    model = Observed()
+    before = everything_about(model)
+    curve = measure.sensitivity(model, cross_entropy, batches(), [0.0, 5.0, 0.0])
+    assert curve.losses[0] == curve.losses[2]  # the range seen at 5 is forgotten
+    assert everything_about(model) == before
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "interpolate"])
+def test_inside_cached_parametrizations_are_those_of_the_weights(name):
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
+    states = [{key: factor * value for key, value in model.state_dict().items()} for factor in (1.0, 2.0)]
+
+    def losses():
+        if name == "interpolate":
+            return measure.interpolate(model, *states, cross_entropy, batches(), [0.0, 1.0]).losses
+        return measure.sensitivity(model, cross_entropy, batches(), [0.0, 0.5]).losses
+
+    expected = losses()
+    with nn.utils.parametrize.cached():
+        assert losses() == expected
+        direct = cross_entropy(model, batches()[0])
+    assert direct == cross_entropy(model, batches()[0])
+
+
 class Augmented(Dataset):
     def __len__(self):
         return 8

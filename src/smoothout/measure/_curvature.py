@@ -79,6 +79,7 @@ def curvature(
         >>> print(result.eigenvalues, result.trace, "±", result.trace_error)
     """
     with model_loss_at(model, loss_fn, batches, select=select, train_mode=train_mode) as at:
+        at.warn_of_shared_memory()
         at.base_loss()
         return curvature_at(
             at, top=top, probes=probes, max_iterations=max_iterations, tolerance=tolerance, seed=seed, progress=progress

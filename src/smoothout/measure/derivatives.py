@@ -33,17 +33,23 @@ def second_order() -> Iterator[None]:
         yield
 
 
-def gradients_of(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
-    """∂loss/∂inputs without touching `.grad`; zero for what the loss does not depend on."""
+def gradients_of(
+    loss: Tensor, inputs: list[Any], create_graph: bool = False, reached: set[int] | None = None
+) -> list[Tensor]:
+    """∂loss/∂inputs without touching `.grad`; zero where no graph leads. `reached` takes the numbers of the others."""
     if not loss.requires_grad:
         return [torch.zeros_like(p) for p in inputs]
     gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
+    if reached is not None:
+        reached.update(i for i, g in enumerate(gradients) if g is not None)
     # An embedding with sparse=True has sparse gradients.
     return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(gradients, inputs)]
 
 
-def second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:
+def second_derivatives(
+    loss: Tensor, inputs: list[Any], direction: list[Tensor], reached: set[int] | None = None
+) -> list[Tensor]:
     """H·v by differentiating ∇loss·v."""
-    gradients = gradients_of(loss, inputs, create_graph=True)
+    gradients = gradients_of(loss, inputs, create_graph=True, reached=reached)
     along = [(g * v).sum() for g, v in zip(gradients, direction)]
     return gradients_of(torch.stack([a.to(along[0]) for a in along]).sum(), inputs)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,19 @@ def keep_workers(batches: Any, workers: Any) -> None:
     """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
     if getattr(batches, "persistent_workers", False):
         batches._iterator = workers
+
+
+def forget_computed_weights() -> None:
+    """What autocast and `parametrize.cached()` keep is of the weights before the last write."""
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
+
+
+def copy_back(tensor: Tensor, values: Tensor) -> None:
+    """What the tensor was; the first pass of a quantisation observer resizes its buffers."""
+    if tensor.shape != values.shape:
+        tensor.resize_(values.shape)
+    tensor.copy_(values)
 
 
 @contextmanager
@@ -105,8 +119,8 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
         for tensor, copy in zip(tensors, copies):
             # A buffer that was computed in inference mode can be written to only there, the others only outside.
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                tensor.copy_(copy)
-        torch.clear_autocast_cache()
+                copy_back(tensor, copy)
+        forget_computed_weights()
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         for module, mode in modes.items():
