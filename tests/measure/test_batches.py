@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from networks import accuracy, batches, cross_entropy, mlp
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from smoothout import measure
 
@@ -56,6 +56,34 @@ def test_a_loss_that_writes_to_its_batch_is_told_of(name):
     with pytest.warns(UserWarning, match="does not write to them") as told:
         MEASUREMENTS[name](mlp(), lambda model, batch: cross_entropy(model, (batch[0].mul_(0.9), batch[1])), batches())
     assert len(told) == 1
+
+
+class ByEpoch(RandomSampler):
+    """Shuffles by the number of the epoch, which it counts, as Accelerate's with `use_seedable_sampler`."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.generator = torch.Generator().manual_seed(self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_a_sampler_that_counts_epochs_gives_the_same_order_and_training_goes_on_with_its_own(name):
+    def loader():
+        whole = TensorDataset(*WHOLE)
+        return DataLoader(whole, batch_sampler=BatchSampler(ByEpoch(whole), 5, drop_last=True))
+
+    def orders(loader, passes):
+        return [[x.tolist() for x, _ in loader] for _ in range(passes)]
+
+    measured, plain = loader(), loader()
+    assert orders(measured, 1) == orders(plain, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MEASUREMENTS[name](mlp(), cross_entropy, measured)
+    assert orders(measured, 2) == orders(plain, 2)
 
 
 def converting(model, batch):

@@ -257,9 +257,9 @@ class ModelLossAt:
             self._batches_change = True
             warnings.warn(
                 "the first batch is another one than in the first pass over the batches, so that losses differ by "
-                "their data, too, and results are mostly noise. Random numbers of torch, NumPy and Python start anew "
-                "in each pass, those of a generator that a dataset keeps do not, and a stream goes on: give a list of "
-                "batches, and a loss_fn that does not write to them",
+                "their data, too: results are mostly noise, unless only the order changes. Random numbers of torch, "
+                "NumPy and Python start anew in each pass, those of a generator that a dataset keeps do not, and a "
+                "stream goes on: give a list of batches, and a loss_fn that does not write to them",
                 stacklevel=2,
             )
 

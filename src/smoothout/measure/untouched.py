@@ -24,12 +24,17 @@ class RandomState:
     cpu: Tensor
     cuda: list[Tensor]
     own: list[tuple[torch.Generator, Tensor]]  # generators of the data loader
+    epochs: list[tuple[Any, str, int]]  # which the loader and its samplers count, and shuffle by
 
     @classmethod
     def now(cls, batches: Any = ()) -> RandomState:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-        own = [(generator, generator.get_state()) for generator in _generators_of(batches)]
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, own)
+        parts = _parts_of(batches)
+        generators = {id(g): g for p in parts if isinstance(g := getattr(p, "generator", None), torch.Generator)}
+        own = [(generator, generator.get_state()) for generator in generators.values()]
+        counts = ((p, name, getattr(p, "__dict__", {}).get(name)) for p in parts for name in ("epoch", "iteration"))
+        epochs = [(part, name, count) for part, name, count in counts if isinstance(count, int)]
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, own, epochs)
 
     def put_back(self) -> None:
         random.setstate(self.python)
@@ -39,13 +44,19 @@ class RandomState:
             torch.cuda.set_rng_state_all(self.cuda)
         for generator, state in self.own:
             generator.set_state(state)
+        for part, name, count in self.epochs:
+            setattr(part, name, count)
 
 
-def _generators_of(batches: Any) -> list[torch.Generator]:
-    """Generators that a DataLoader and its samplers own: going through the loader advances them."""
-    batch_sampler = getattr(batches, "batch_sampler", None)
-    holders = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
+def _parts_of(batches: Any) -> list[Any]:
+    """A DataLoader and its samplers: going through it advances their generators, and Accelerate's epochs."""
+    found: dict[int, Any] = {}
+    waiting = [batches]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            waiting += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
     return list(found.values())
 
 
