@@ -49,6 +49,15 @@ def test_hooks_that_change_gradients_for_training_change_no_measurement_and_stay
     expected = [each() for each in measured]
     handles = [parameter.register_hook(hook) for parameter in model.parameters()]
     assert [each() for each in measured] == expected
+    of_modules = [
+        model[-1].register_full_backward_hook(lambda module, ins, outs: tuple(hook(g) for g in ins)),
+        model[-1].register_full_backward_pre_hook(lambda module, outs: tuple(hook(g) for g in outs)),
+    ]
+    assert [each() for each in measured] == expected
+    assert model[-1]._backward_hooks
+    assert model[-1]._backward_pre_hooks
+    for handle in of_modules:
+        handle.remove()
     (plain,) = torch.autograd.grad(cross_entropy(model, data[0]), [model[0].weight])
     for handle in handles:
         handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,15 +98,18 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
-    """Past `parameter.register_hook()`: one that clips, scales or masks is for training, and no part of ∇C."""
-    hooks = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
+    """Past hooks on gradients, of parameters and modules: what clips, scales or masks is for training, not ∇C."""
+    holders = [(p, "_backward_hooks", None) for p in model.parameters()]
+    for module in model.modules():
+        holders += [(module, name, OrderedDict()) for name in ("_backward_hooks", "_backward_pre_hooks")]
+    hooks = [(holder, name, none, kept) for holder, name, none in holders if (kept := getattr(holder, name))]
     try:
-        for parameter, _ in hooks:
-            parameter._backward_hooks = None
+        for holder, name, none, _ in hooks:
+            setattr(holder, name, none)
         yield
     finally:
-        for parameter, kept in hooks:
-            parameter._backward_hooks = kept
+        for holder, name, _, kept in hooks:
+            setattr(holder, name, kept)
 
 
 @contextmanager
