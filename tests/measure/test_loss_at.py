@@ -1,4 +1,5 @@
 import collections
+import warnings
 
 import numpy as np
 import pytest
@@ -228,6 +229,45 @@ def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero():
 def test_a_loss_without_a_graph_does_not_pass_for_flat(name):
     with pytest.raises(ValueError, match=r"without a graph, as under torch.no_grad\(\)"):
         MEASUREMENTS[name](mlp(), torch.no_grad()(cross_entropy), batches())
+
+
+class Detached(nn.Module):
+    """A head on features that no gradient comes to, and a layer that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head, self.unused = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(2, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.features(x).tanh()
+        return self.head(h)
+
+
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if "sharpness" in n or n == "curvature"])
+def test_weights_that_no_gradient_comes_to_are_told_of(name):
+    model = Detached()
+    with pytest.warns(
+        UserWarning, match=r"no gradient comes to features.weight, features.bias, unused.weight and 1 more"
+    ) as told:
+        MEASUREMENTS[name](model, cross_entropy, batches())
+    assert len(told) == 1
+    model.features.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MEASUREMENTS[name](model, cross_entropy, batches())
+
+
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if "sharpness" in n or n == "curvature"])
+def test_parameters_on_one_another_are_told_of(name):
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 4))
+    model[2].weight.data = model[0].weight.data
+    with pytest.warns(UserWarning, match="measured parameters share memory"):
+        MEASUREMENTS[name](model, cross_entropy, batches())
+    model[2].weight = model[0].weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MEASUREMENTS[name](model, cross_entropy, batches())
 
 
 def test_sparse_gradients_of_an_embedding():

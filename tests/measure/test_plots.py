@@ -63,6 +63,20 @@ def test_interpolation(networks, tmp_path):
     assert len(with_accuracy.plot().figure.axes) == 2
 
 
+def test_points_are_drawn_from_left_to_right_in_whatever_order_they_were_asked_for():
+    line = measure.Interpolation((1.0, 0.0, 0.5), (3.0, 1.0, 2.0), (0.9, 0.7, 0.8))
+    ax = line.plot()
+    assert ax.lines[-1].get_xydata().tolist() == [[0.0, 1.0], [0.5, 2.0], [1.0, 3.0]]
+    second = ax.figure.axes[1].lines[0]
+    assert second.get_xdata().tolist() == [0.0, 0.5, 1.0]
+    assert second.get_ydata().tolist() == pytest.approx([70.0, 80.0, 90.0])
+    curve = measure.Sensitivity((0.2, 0.0, 0.1), (3.0, 1.0, 2.0), (0.3, 0.1, 0.2), None, 10.0, draws=2)
+    ax = curve.plot()
+    assert ax.lines[0].get_xydata().tolist() == [[0.0, 1.0], [0.1, 2.0], [0.2, 3.0]]
+    edges = {(round(x, 6), round(y, 6)) for x, y in ax.collections[0].get_paths()[0].vertices}
+    assert edges == {(0.0, 0.9), (0.0, 1.1), (0.1, 1.8), (0.1, 2.2), (0.2, 2.7), (0.2, 3.3)}
+
+
 def test_landscape(networks, tmp_path):
     models, data = networks
     lines = {n: measure.landscape(m, cross_entropy, data, steps=5, directions=3) for n, m in models.items()}
@@ -79,10 +93,11 @@ def test_sharpness_and_curvature(networks, tmp_path):
     results = {n: measure.sharpness(m, cross_entropy, data) for n, m in models.items()}
     nan = float("nan")
     results["three"] = Sharpness(nan, nan, (), 1.0, nan, "failed", "the loss is nan", 3)
+    results["four"] = Sharpness(5.0, 5.0, (5.0,), 1.0, 1.1, "failed", "the loss is inf at a point of the box", 3)
     ax = plots.plot_sharpness(results)
     shown(ax, tmp_path)
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three"]
-    assert [t.get_text() for t in ax.texts][-1] == "failed"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three", "four"]
+    assert [t.get_text() for t in ax.texts][-2:] == ["failed", "failed\n5"]
     shown(results["one"].plot(), tmp_path)
     spectra = {n: measure.curvature(m, cross_entropy, data, top=3) for n, m in models.items()}
     legend = shown(plots.plot_curvature(spectra), tmp_path)

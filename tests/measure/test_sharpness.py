@@ -287,6 +287,23 @@ def test_weights_too_coarse_for_the_box_are_told():
         assert measured(torch.bfloat16, epsilon=0.1).value > 0
 
 
+def test_weights_too_coarse_for_a_subspace_are_told():
+    """The box of 3 of 1000 dimensions moves each weight by a fraction of what the box of all dimensions does."""
+
+    def measured(dtype, subspace):
+        w = torch.linspace(1, 2, 1000).to(dtype)
+        return measure.sharpness(
+            Function(lambda w: w.double().sum(), w, dtype), value_of, [0], epsilon=0.01, subspace=subspace
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured(torch.bfloat16, None)
+        measured(torch.float32, 3)
+    with pytest.warns(UserWarning, match="narrower than the rounding of [1-9]"):
+        measured(torch.bfloat16, 3)
+
+
 def test_large_problems_go_to_the_ascent(monkeypatch):
     from smoothout.measure import _sharpness
 

@@ -39,6 +39,32 @@ def test_a_layer_that_merges_weights_in_eval_is_measured_and_left_as_it_is():
     assert cross_entropy(model[0], data[0]).item() == loss
 
 
+@pytest.mark.parametrize("hook", [lambda g: 0.1 * g, lambda g: g.clamp(-1e-3, 1e-3)])
+def test_hooks_that_change_gradients_for_training_change_no_measurement_and_stay(hook):
+    model, data = mlp(), batches()
+    measured = [
+        lambda: measure.curvature(model, cross_entropy, data, probes=2),
+        lambda: measure.sharpness(model, cross_entropy, data, restarts=2),
+    ]
+    expected = [each() for each in measured]
+    handles = [parameter.register_hook(hook) for parameter in model.parameters()]
+    assert [each() for each in measured] == expected
+    of_modules = [
+        model[-1].register_full_backward_hook(lambda module, ins, outs: tuple(hook(g) for g in ins)),
+        model[-1].register_full_backward_pre_hook(lambda module, outs: tuple(hook(g) for g in outs)),
+    ]
+    assert [each() for each in measured] == expected
+    assert model[-1]._backward_hooks
+    assert model[-1]._backward_pre_hooks
+    for handle in of_modules:
+        handle.remove()
+    (plain,) = torch.autograd.grad(cross_entropy(model, data[0]), [model[0].weight])
+    for handle in handles:
+        handle.remove()
+    (without,) = torch.autograd.grad(cross_entropy(model, data[0]), [model[0].weight])
+    assert torch.equal(plain, hook(without))
+
+
 class Caching(nn.Module):
     """Keeps what it computed in a buffer, and another buffer that was computed in inference mode."""
 
@@ -65,6 +91,47 @@ def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
     assert model.training
     assert torch.equal(model.norm.running_var, statistics)
     assert torch.equal(model.factor, torch.ones(4))
+
+
+class Observed(nn.Module):
+    """Rounds to steps of the widest range seen, in eval mode too, as quantisation-aware training does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("range", torch.empty(0))
+
+    def forward(self, x):
+        seen = self.layer.weight.detach().abs().amax(1)
+        if not self.range.numel():
+            self.range.resize_(seen.shape).zero_()
+        self.range.copy_(torch.maximum(self.range, seen))
+        return self.layer(x) / self.range
+
+
+def test_buffers_that_forward_passes_resize_and_write_to_in_eval_mode():
+    model = Observed()
+    before = everything_about(model)
+    curve = measure.sensitivity(model, cross_entropy, batches(), [0.0, 5.0, 0.0])
+    assert curve.losses[0] == curve.losses[2]  # the range seen at 5 is forgotten
+    assert everything_about(model) == before
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "interpolate"])
+def test_inside_cached_parametrizations_are_those_of_the_weights(name):
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
+    states = [{key: factor * value for key, value in model.state_dict().items()} for factor in (1.0, 2.0)]
+
+    def losses():
+        if name == "interpolate":
+            return measure.interpolate(model, *states, cross_entropy, batches(), [0.0, 1.0]).losses
+        return measure.sensitivity(model, cross_entropy, batches(), [0.0, 0.5]).losses
+
+    expected = losses()
+    with nn.utils.parametrize.cached():
+        assert losses() == expected
+        direct = cross_entropy(model, batches()[0])
+    assert direct == cross_entropy(model, batches()[0])
 
 
 class Augmented(Dataset):

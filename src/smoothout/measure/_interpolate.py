@@ -14,6 +14,7 @@ from smoothout.batchnorm import update_bn
 from smoothout.checks import list_of_numbers
 from smoothout.measure.loss_at import AccuracyFunction, LossFunction, model_loss_at
 from smoothout.measure.result import Progress, Result, no_progress
+from smoothout.measure.untouched import forget_computed_weights
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def interpolate(
                 value = between(a[name], b[name], α)
                 state[name] = (value.clamp_min(0) if name in variances else value).to(state[name].dtype)
             model.load_state_dict(state)
-            torch.clear_autocast_cache()
+            forget_computed_weights()
             if batchnorm == "recompute":
                 update_bn(model, at.each_batch(), forward=loss_fn)
             results.append(at.loss_and_accuracy())

@@ -109,6 +109,7 @@ def sharpness(
         )
     seed = seed_number(seed)
     with model_loss_at(model, loss_fn, batches, select=select, train_mode=train_mode) as at:
+        at.warn_of_shared_memory()
         at.base_loss()  # says which batch, if it is not finite
         sizes = at.flat(_filter_sizes(at)) if scale == "filter" else None
         basis = None if subspace is None else random_basis(len(at.start), subspace, seed, at.start.device)
@@ -123,7 +124,7 @@ def sharpness(
             method=method,
             progress=progress,
         )
-        _warn_of_coarse_weights(at, epsilon * (at.start.abs() + 1 if sizes is None else sizes))
+        _warn_of_coarse_weights(at, epsilon * _reach(at, sizes, basis))
     return result
 
 
@@ -211,6 +212,13 @@ def random_basis(n: int, p: int, seed: int, device: torch.device) -> Tensor:
         raise ValueError(f"subspace={p}: give a whole number between 1 and {n}, the number of parameters")
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, p, dtype=torch.float64, generator=generator, device="cpu").to(device)).Q
+
+
+def _reach(at: ModelLossAt, sizes: Tensor | None, basis: Tensor | None) -> Tensor:
+    """How far each weight can be moved, in units of ε. In a subspace of few dimensions it is far less than in all."""
+    if basis is not None:
+        return basis.abs() @ ((basis.T @ at.start).abs() + 1)
+    return at.start.abs() + 1 if sizes is None else sizes
 
 
 def _warn_of_coarse_weights(at: ModelLossAt, bounds: Tensor) -> None:

@@ -7,18 +7,28 @@ checked against a closed form; `model_loss_at` makes one of a model, a loss func
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
+from smoothout.blocks import overlap
 from smoothout.checks import check_model
-from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
+from smoothout.measure.batches import alike, check_batches, sample_of, weight_of
+from smoothout.measure.derivatives import gradients_of, recurrent_derivatives, second_derivatives, second_order
+from smoothout.measure.untouched import (
+    RandomState,
+    alone,
+    copy_back,
+    forget_computed_weights,
+    keep_workers,
+    untouched,
+    without_gradient_hooks,
+)
 from smoothout.select import Predicate, Selected, everything, select_parameters
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -58,13 +68,13 @@ class FunctionLossAt:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             loss = _scalar(self.function(w))
-            (gradient,) = _gradients(loss, [w])
+            (gradient,) = gradients_of(loss, [w])
         return float(loss.detach()), gradient
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            (product,) = _second_derivatives(_scalar(self.function(w)), [w], [v])
+            (product,) = second_derivatives(_scalar(self.function(w)), [w], [v])
         return product
 
 
@@ -90,10 +100,10 @@ class ModelLossAt:
         self.selected, self.accuracy_fn = selected, accuracy_fn
         self._random_state = random_state
         self._parameters = [s.parameter for s in selected]
-        # In eval mode buffers do not change; those of inference mode cannot change outside it.
-        buffers = [b for b in model.buffers() if not b.is_inference()] if model.training else []
-        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
-        self._passes = 0
+        # Quantisation's observers write to theirs in eval mode, too. Those of inference mode cannot change outside it.
+        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_inference()]
+        self._passes, self._graph_is_checked, self._batches_change = 0, False, False
+        self._first_batch: list[Tensor] | None = None
         self.start = self.flat(self._parameters)
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -108,8 +118,8 @@ class ModelLossAt:
         for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
             parameter.copy_(values.view(parameter.shape))
         for buffer, values in self._buffers:
-            buffer.copy_(values)
-        torch.clear_autocast_cache()
+            copy_back(buffer, values)
+        forget_computed_weights()
 
     @torch.no_grad()
     def loss(self, w: Tensor) -> float:
@@ -121,7 +131,8 @@ class ModelLossAt:
         """The mean loss at the parameters as they are."""
         mean = _Mean()
         for batch in self.each_batch():
-            mean.add(self._loss_of(batch), weight_of(batch))
+            weight = weight_of(batch)
+            mean.add(self._loss_of(batch), weight)
         return mean.value()
 
     @torch.no_grad()
@@ -131,22 +142,22 @@ class ModelLossAt:
         for i, batch in enumerate(self.each_batch()):
             if w_of_batch is not None:
                 self.write(w_of_batch(i))
-            loss.add(self._loss_of(batch), weight_of(batch))
+            weight = weight_of(batch)  # before loss_fn, which may pop() what the batch has
+            loss.add(self._loss_of(batch), weight)
             right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
             if right is not None:
-                accuracy.add(torch.as_tensor(right, dtype=torch.float64), weight_of(batch))
-        return loss.value(), accuracy.value() if accuracy.weight else None
+                accuracy.add(_scalar_accuracy(right), weight)
+        return loss.value(), _fraction(accuracy.value()) if accuracy.weight else None
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
-        loss, gradient, differentiable = _Mean(), _Mean(), False
-        with torch.enable_grad(), _recurrent_derivatives(self.model):
+        loss, gradient, reached = _Mean(), _Mean(), set[int]()
+        with torch.enable_grad(), recurrent_derivatives(self.model):
             for batch in self.each_batch():
-                batch_loss = self._loss_of(batch)
-                differentiable |= batch_loss.requires_grad
-                gradient.add(self.flat(_gradients(batch_loss, self._parameters)), weight_of(batch))
-                loss.add(batch_loss.detach(), weight_of(batch))
-        self._check_graph(differentiable, w)
+                weight, batch_loss = weight_of(batch), self._loss_of(batch)
+                gradient.add(self.flat(gradients_of(batch_loss, self._parameters, reached=reached)), weight)
+                loss.add(batch_loss, weight)
+        self._check_graph(reached, w)
         return loss.value(), gradient.tensor()
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
@@ -155,21 +166,45 @@ class ModelLossAt:
             values.view(p.shape).to(p.device, p.dtype)
             for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
         ]
-        product, differentiable = _Mean(), False
-        with torch.enable_grad(), _recurrent_derivatives(self.model), _second_order():
+        product, reached = _Mean(), set[int]()
+        with torch.enable_grad(), recurrent_derivatives(self.model), second_order():
             for batch in self.each_batch():
-                batch_loss = self._loss_of(batch)
-                differentiable |= batch_loss.requires_grad
-                product.add(self.flat(_second_derivatives(batch_loss, self._parameters, direction)), weight_of(batch))
-        self._check_graph(differentiable, w)
+                weight, batch_loss = weight_of(batch), self._loss_of(batch)
+                parts = second_derivatives(batch_loss, self._parameters, direction, reached)
+                product.add(self.flat(parts), weight)
+        self._check_graph(reached, w)
         return product.tensor()
 
-    def _check_graph(self, differentiable: bool, w: Tensor) -> None:
+    def _check_graph(self, reached: set[int], w: Tensor) -> None:
         """Of a constant the gradient is zero; a loss that lost its graph on the way would only pass for flat."""
-        if not differentiable and self.loss(w) != self.loss(1.01 * w + 0.01):
+        lost = [s for i, s in enumerate(self.selected) if i not in reached]
+        if not lost or self._graph_is_checked:
+            return
+        moved = self.flat([torch.full_like(s.parameter, i not in reached) for i, s in enumerate(self.selected)])
+        before, after = self.loss(w), self.loss(w + moved * (0.01 * w + 0.01))
+        self._graph_is_checked = not math.isnan(before)
+        if abs(after - before) <= 1e-6 * abs(before) or math.isnan(before):
+            return
+        if not reached:
             raise ValueError(
                 "loss_fn(model, batch) returned a loss without a graph, as under torch.no_grad() or after detach(): "
                 "give one that backward() can be called on"
+            )
+        shown = ", ".join(s.name for s in lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        warnings.warn(
+            f"no gradient comes to {shown}, as under torch.no_grad() or after detach(), but the loss depends on some: "
+            "curvature takes these for flat, and sharpness is too small. Leave out what does not train, by "
+            "requires_grad_(False) or select",
+            stacklevel=2,
+        )
+
+    def warn_of_shared_memory(self) -> None:
+        """Of two that lie on one another only the one written last is moved, and each has a part of the gradient."""
+        if overlap(self._parameters):
+            warnings.warn(
+                "measured parameters share memory, so that they are not moved apart and the result is wrong: tie "
+                "weights as one parameter (b.weight = a.weight), not by their .data",
+                stacklevel=3,
             )
 
     def base_loss(self) -> float:
@@ -200,7 +235,9 @@ class ModelLossAt:
         self._random_state.put_back()
         keep_workers(self.batches, None)  # those that stay have generators that go on: new ones for each pass
         count = 0
-        for count, batch in enumerate(self.batches, start=1):  # noqa: B007
+        for count, batch in enumerate(self.batches, start=1):
+            if count == 1:
+                self._check_first_batch(batch)
             yield batch
         self._passes += 1
         if not count:
@@ -209,6 +246,21 @@ class ModelLossAt:
                 if self._passes == 1
                 else f"batches gave nothing in pass {self._passes}: they are exhausted. Several passes are needed: "
                 "give a list or a DataLoader, which start anew each time"
+            )
+
+    def _check_first_batch(self, batch: Any) -> None:
+        """With other data in each pass the loss is no function of the weights."""
+        sample = sample_of(batch)
+        if self._first_batch is None:
+            self._first_batch = sample
+        elif not self._batches_change and not alike(self._first_batch, sample):
+            self._batches_change = True
+            warnings.warn(
+                "the first batch is another one than in the first pass over the batches, so that losses differ by "
+                "their data, too: results are mostly noise, unless only the order changes. Random numbers of torch, "
+                "NumPy and Python start anew in each pass, those of a generator that a dataset keeps do not, and a "
+                "stream goes on: give a list of batches, and a loss_fn that does not write to them",
+                stacklevel=2,
             )
 
 
@@ -253,7 +305,13 @@ def model_loss_at(
         )
     if any(hasattr(s.parameter, "_local_tensor") for s in selected):
         raise ValueError("model is sharded (DTensor parameters): measure a full copy of it in one process")
-    with torch.inference_mode(False), paused(model), alone(model), untouched(model, batches) as random_state:
+    with (
+        torch.inference_mode(False),
+        paused(model),
+        alone(model),
+        without_gradient_hooks(model),
+        untouched(model, batches) as random_state,
+    ):
         _set_mode(model, train_mode)
         yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
 
@@ -268,36 +326,6 @@ def _set_mode(model: nn.Module, train_mode: bool) -> None:
     else:
         for module in model.modules():
             module.training = False
-
-
-def check_batches(batches: Any) -> None:
-    """Something to go through several times."""
-    if isinstance(batches, Iterator):
-        raise ValueError(
-            f"batches is a {type(batches).__name__}, an iterator: it is exhausted after one pass, if not already. "
-            "Several passes are needed: give a list or a DataLoader, which start anew each time"
-        )
-    if isinstance(batches, Mapping):
-        raise TypeError(f"batches is a {type(batches).__name__}, one batch? Give a list of batches: [batch]")
-    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
-        raise TypeError(f"batches is a {type(batches).__name__}: give a list of batches or a DataLoader")
-
-
-def weight_of(batch: Any) -> int:
-    """The length of the batch's first tensor, 1 if it has none."""
-    first = next(_tensors(batch), None)
-    return len(first) if first is not None and first.ndim else 1
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):  # such as Transformers' BatchEncoding, which is no dict
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from _tensors(value)
 
 
 class _Mean:
@@ -324,45 +352,26 @@ class _Mean:
         return float(self.tensor())
 
 
+def _scalar_accuracy(right: Any) -> Tensor:
+    value = torch.as_tensor(right, dtype=torch.float64)
+    if value.numel() != 1:
+        raise ValueError(
+            f"accuracy_fn(model, batch) returned a tensor of shape {tuple(value.shape)}: give the fraction right, a "
+            "single number, or None"
+        )
+    return value.reshape(())
+
+
+def _fraction(accuracy: float) -> float:
+    if accuracy < 0 or accuracy > 1 + 1e-9:
+        raise ValueError(
+            f"accuracy_fn(model, batch) returned {accuracy:.6g} in the mean: give the fraction right, between 0 and 1"
+        )
+    return accuracy
+
+
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
     return loss.reshape(())
-
-
-@contextmanager
-def _recurrent_derivatives(model: nn.Module) -> Iterator[None]:
-    """cuDNN's recurrent layers have no derivative in eval mode, and no second one in any: torch's own stand in."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.enabled
-    try:
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            cudnn.enabled = False
-        yield
-    finally:
-        cudnn.enabled = before
-
-
-@contextmanager
-def _second_order() -> Iterator[None]:
-    """Fused attention kernels and compiled code have no second derivative: inside, neither is used."""
-    compiler_loaded = "torch._dynamo" in sys.modules  # to load it takes seconds
-    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
-        yield
-
-
-def _gradients(loss: Tensor, inputs: list[Any], create_graph: bool = False) -> list[Tensor]:
-    """∂loss/∂inputs without touching `.grad`; zero for what the loss does not depend on."""
-    if not loss.requires_grad:
-        return [torch.zeros_like(p) for p in inputs]
-    gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
-    # An embedding with sparse=True has sparse gradients.
-    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(gradients, inputs)]
-
-
-def _second_derivatives(loss: Tensor, inputs: list[Any], direction: list[Tensor]) -> list[Tensor]:
-    """H·v by differentiating ∇loss·v."""
-    gradients = _gradients(loss, inputs, create_graph=True)
-    along = [(g * v).sum() for g, v in zip(gradients, direction)]
-    return _gradients(torch.stack([a.to(along[0]) for a in along]).sum(), inputs)

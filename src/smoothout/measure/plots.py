@@ -45,8 +45,9 @@ def plot_sharpness(results: Mapping[str, Sharpness], ax: Any = None) -> Any:
         finite = result.value == result.value
         ax.bar(x, result.value if finite else 0.0, width=0.6, color=colour, alpha=0.35)
         ax.plot([x] * len(result.trials), result.trials, "o", color=colour, markersize=5, alpha=0.8)
+        number = [f"{result.value:.3g}"] if finite else []
         ax.annotate(
-            f"{result.value:.3g}" if finite else "failed",
+            "\n".join(["failed"] * (result.status == "failed") + number),
             (x, result.value if finite else 0.0),
             xytext=(0, 6),
             textcoords="offset points",
@@ -72,12 +73,10 @@ def plot_sensitivity(
     label = SCALES.get(scales.pop(), "strength a") if len(scales) == 1 else "strength a"
     ax = _prepared(ax, label, "mean loss under noise")
     for style, (name, result) in zip(_styles(colours), results.items()):
-        ax.plot(result.strengths, result.losses, **style, marker="o", markersize=3.5, label=name or None)
+        strengths, losses, spreads = _from_left_to_right(result.strengths, result.losses, result.spreads)
+        ax.plot(strengths, losses, **style, marker="o", markersize=3.5, label=name or None)
         if result.draws > 1:
-            low = np.subtract(result.losses, result.spreads)
-            ax.fill_between(
-                result.strengths, low, np.add(result.losses, result.spreads), color=style["color"], alpha=0.18, lw=0
-            )
+            ax.fill_between(strengths, losses - spreads, losses + spreads, color=style["color"], alpha=0.18, lw=0)
     if log:
         ax.set_yscale("log")
     return _with_legend(ax, results)
@@ -103,10 +102,12 @@ def plot_interpolation(
         ax.axvline(α, color="0.6", lw=0.8, zorder=0)
     second = None
     for colour, (name, result) in zip(cycle(COLOURS), results.items()):
-        ax.plot(result.alphas, result.losses, color=colour, marker="o", markersize=3, label=name or None)
+        alphas, losses = _from_left_to_right(result.alphas, result.losses)
+        ax.plot(alphas, losses, color=colour, marker="o", markersize=3, label=name or None)
         if result.accuracies is not None:
             second = ax.twinx() if second is None else second
-            second.plot(result.alphas, np.multiply(100, result.accuracies), color=colour, ls=":", lw=1.6)
+            _, accuracies = _from_left_to_right(result.alphas, result.accuracies)
+            second.plot(alphas, 100 * accuracies, color=colour, ls=":", lw=1.6)
     if second is not None:
         second.set_ylabel("accuracy, % (dotted)")
         second.set_ylim(0, 102)
@@ -220,6 +221,12 @@ def plot_suggested_strength(result: SuggestedStrength, ax: Any = None) -> Any:
     ax.axvline(result.strength, color=COLOURS[1], label=f"a = {result.strength:.3g}")
     ax.legend(frameon=False)
     return ax
+
+
+def _from_left_to_right(x: Sequence[float], *others: Sequence[float]) -> tuple[np.ndarray, ...]:
+    """A line through points in the order in which they were asked for would go back and forth."""
+    order = np.argsort(x, kind="stable")
+    return tuple(np.asarray(values)[order] for values in (x, *others))
 
 
 def _prepared(ax: Any, x_label: str, y_label: str, size: tuple[float, float] = (6.0, 4.0)) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,17 @@ class RandomState:
     cpu: Tensor
     cuda: list[Tensor]
     own: list[tuple[torch.Generator, Tensor]]  # generators of the data loader
+    epochs: list[tuple[Any, str, int]]  # which the loader and its samplers count, and shuffle by
 
     @classmethod
     def now(cls, batches: Any = ()) -> RandomState:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-        own = [(generator, generator.get_state()) for generator in _generators_of(batches)]
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, own)
+        parts = _parts_of(batches)
+        generators = {id(g): g for p in parts if isinstance(g := getattr(p, "generator", None), torch.Generator)}
+        own = [(generator, generator.get_state()) for generator in generators.values()]
+        counts = ((p, name, getattr(p, "__dict__", {}).get(name)) for p in parts for name in ("epoch", "iteration"))
+        epochs = [(part, name, count) for part, name, count in counts if isinstance(count, int)]
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda, own, epochs)
 
     def put_back(self) -> None:
         random.setstate(self.python)
@@ -38,13 +45,19 @@ class RandomState:
             torch.cuda.set_rng_state_all(self.cuda)
         for generator, state in self.own:
             generator.set_state(state)
+        for part, name, count in self.epochs:
+            setattr(part, name, count)
 
 
-def _generators_of(batches: Any) -> list[torch.Generator]:
-    """Generators that a DataLoader and its samplers own: going through the loader advances them."""
-    batch_sampler = getattr(batches, "batch_sampler", None)
-    holders = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
+def _parts_of(batches: Any) -> list[Any]:
+    """A DataLoader and its samplers: going through it advances their generators, and Accelerate's epochs."""
+    found: dict[int, Any] = {}
+    waiting = [batches]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            waiting += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
     return list(found.values())
 
 
@@ -52,6 +65,19 @@ def keep_workers(batches: Any, workers: Any) -> None:
     """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
     if getattr(batches, "persistent_workers", False):
         batches._iterator = workers
+
+
+def forget_computed_weights() -> None:
+    """What autocast and `parametrize.cached()` keep is of the weights before the last write."""
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
+
+
+def copy_back(tensor: Tensor, values: Tensor) -> None:
+    """What the tensor was; the first pass of a quantisation observer resizes its buffers."""
+    if tensor.shape != values.shape:
+        tensor.resize_(values.shape)
+    tensor.copy_(values)
 
 
 @contextmanager
@@ -68,6 +94,22 @@ def alone(model: nn.Module) -> Iterator[None]:
             wrapper.__dict__.pop("forward", None)
             if forward is not None:
                 wrapper.__dict__["forward"] = forward
+
+
+@contextmanager
+def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
+    """Past hooks on gradients, of parameters and modules: what clips, scales or masks is for training, not ∇C."""
+    holders = [(p, "_backward_hooks", None) for p in model.parameters()]
+    for module in model.modules():
+        holders += [(module, name, OrderedDict()) for name in ("_backward_hooks", "_backward_pre_hooks")]
+    hooks = [(holder, name, none, kept) for holder, name, none in holders if (kept := getattr(holder, name))]
+    try:
+        for holder, name, none, _ in hooks:
+            setattr(holder, name, none)
+        yield
+    finally:
+        for holder, name, _, kept in hooks:
+            setattr(holder, name, kept)
 
 
 @contextmanager
@@ -92,8 +134,8 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
         for tensor, copy in zip(tensors, copies):
             # A buffer that was computed in inference mode can be written to only there, the others only outside.
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                tensor.copy_(copy)
-        torch.clear_autocast_cache()
+                copy_back(tensor, copy)
+        forget_computed_weights()
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         for module, mode in modes.items():

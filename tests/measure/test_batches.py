@@ -1,0 +1,131 @@
+"""Batches that are other ones in each pass, or that loss_fn changes."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from networks import accuracy, batches, cross_entropy, mlp
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+
+from smoothout import measure
+
+WHOLE = tuple(torch.cat(parts) for parts in zip(*batches()))
+MEASUREMENTS = {
+    "sharpness": lambda m, f, b: measure.sharpness(m, f, b, restarts=1, max_iterations=2),
+    "sensitivity": lambda m, f, b: measure.sensitivity(m, f, b, [0.1]),
+    "interpolate": lambda m, f, b: measure.interpolate(m, m.state_dict(), m.state_dict(), f, b, [0.5, 1.0]),
+    "landscape": lambda m, f, b: measure.landscape(m, f, b, steps=2),
+    "curvature": lambda m, f, b: measure.curvature(m, f, b, probes=2, max_iterations=2),
+}
+
+
+class OwnGenerator(Dataset):
+    """Augments by a generator that goes on from pass to pass, as some libraries' transforms do."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return len(WHOLE[0])
+
+    def __getitem__(self, i):
+        return WHOLE[0][i] + float(self.rng.standard_normal()), WHOLE[1][i]
+
+
+class Stream(IterableDataset):
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        for _ in range(10):
+            self.position = (self.position + 1) % len(WHOLE[0])
+            yield WHOLE[0][self.position], WHOLE[1][self.position]
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+@pytest.mark.parametrize("dataset", [OwnGenerator, Stream])
+def test_other_data_in_each_pass_are_told_of(name, dataset):
+    with pytest.warns(UserWarning, match="the first batch is another one") as told:
+        MEASUREMENTS[name](mlp(), cross_entropy, DataLoader(dataset(), 5))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_a_loss_that_writes_to_its_batch_is_told_of(name):
+    with pytest.warns(UserWarning, match="does not write to them") as told:
+        MEASUREMENTS[name](mlp(), lambda model, batch: cross_entropy(model, (batch[0].mul_(0.9), batch[1])), batches())
+    assert len(told) == 1
+
+
+class ByEpoch(RandomSampler):
+    """Shuffles by the number of the epoch, which it counts, as Accelerate's with `use_seedable_sampler`."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.generator = torch.Generator().manual_seed(self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_a_sampler_that_counts_epochs_gives_the_same_order_and_training_goes_on_with_its_own(name):
+    def loader():
+        whole = TensorDataset(*WHOLE)
+        return DataLoader(whole, batch_sampler=BatchSampler(ByEpoch(whole), 5, drop_last=True))
+
+    def orders(loader, passes):
+        return [[x.tolist() for x, _ in loader] for _ in range(passes)]
+
+    measured, plain = loader(), loader()
+    assert orders(measured, 1) == orders(plain, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MEASUREMENTS[name](mlp(), cross_entropy, measured)
+    assert orders(measured, 2) == orders(plain, 2)
+
+
+def converting(model, batch):
+    batch["x"] = batch["x"].float()
+    batch["mask"] = batch["x"] > 0
+    return cross_entropy(model, (batch["x"].nan_to_num(), batch["y"]))
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_the_same_data_are_not(name, workers):
+    """In another order, in another dtype, with what loss_fn added, with a NaN that is masked."""
+    held = [{"x": x.bfloat16(), "y": y} for x, y in batches()]
+    held[0]["x"][0, 0] = float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MEASUREMENTS[name](mlp(), cross_entropy, DataLoader(TensorDataset(*WHOLE), 5, shuffle=True, **workers))
+        MEASUREMENTS[name](mlp(), converting, held)
+
+
+def test_batches_weigh_as_they_were_before_a_loss_that_pops():
+    class Dictionaries:
+        def __iter__(self):
+            return ({"x": x, "y": y} for x, y in batches())
+
+    def popping(model, batch):
+        return cross_entropy(model, (batch.pop("x"), batch.pop("y")))
+
+    model = mlp()
+    for name in ("sharpness", "interpolate", "curvature"):
+        expected = MEASUREMENTS[name](model, cross_entropy, batches())
+        assert MEASUREMENTS[name](model, popping, Dictionaries()) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda m, b: (m(b[0]).argmax(1) == b[1]).sum(), "in the mean: give the fraction right, between 0 and 1"),
+        (lambda m, b: m(b[0]).argmax(1) == b[1], r"shape \(8,\): give the fraction right, a single number"),
+    ],
+)
+def test_counts_of_right_answers_are_no_accuracy(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=wrong)
+    measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=accuracy)
