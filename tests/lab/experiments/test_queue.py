@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from smoothout.lab.config import resolve
+from smoothout.lab.data.catalogue import is_here
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
-from smoothout.lab.experiments.queue import folder_of, is_here, plan
+from smoothout.lab.experiments.queue import folder_of, plan
 from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.speeds import START, Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row, Setting
@@ -153,7 +154,7 @@ def test_data_that_are_not_here_are_named(tmp_path, monkeypatch):
     assert (left.tasks, left.absent) == ((), {"mnist": 6, "cifar10": 6, "cifar100": 6})
     (tmp_path / "mnist").mkdir()
     (tmp_path / "photos").mkdir()
-    assert is_here("mnist", None)
+    assert is_here("mnist")
     assert is_here("imagefolder:photos", tmp_path)
     assert not is_here("imagefolder:nothing", tmp_path)
 
