@@ -22,7 +22,7 @@ from smoothout.lab.train import whole_step
 from smoothout.lab.train.evaluate import evaluated, in_numbers
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
+from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
 from smoothout.lab.train.stop import StopRequest
 from smoothout.lab.train.trackers import NoTracker
@@ -48,7 +48,7 @@ def trainer(method: str, dataset: Dataset, device: str, graphs: bool) -> Trainer
         amp="bf16", channels_last=True, strength_schedule="constant",
     )  # fmt: skip
     around = Surroundings(
-        NoFolder(), OneProcess(), torch.device(device), StopRequest(), Silence(), NoTracker(), cuda_graphs=graphs
+        NoFolder(), OneProcess(), torch.device(device), StopRequest(), Progress(), NoTracker(), cuda_graphs=graphs
     )
     return Trainer(config, dataset, around)
 

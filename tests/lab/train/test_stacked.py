@@ -15,7 +15,7 @@ from smoothout.lab.train import loop, whole_step
 from smoothout.lab.train.lanes import Weights
 from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
+from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.stacked import why_not_stacked
 from smoothout.lab.train.stop import StopRequest
 from smoothout.lab.train.trackers import NoTracker
@@ -58,7 +58,7 @@ def trainer(settings, device, images):
     dataset = Dataset("random", *parts, class_names=tuple("0123456789"), image_shape=shape)
     base = {"dataset": "cifar10", "model": "resnet20", "batch_size": 16, "ghost_batch_size": 4, "epochs": 1, "lr": 0.01}
     config = resolve(**{**base, "channels_last": True, **settings})
-    around = Surroundings(NoFolder(), OneProcess(), torch.device(device), StopRequest(), Silence(), NoTracker())
+    around = Surroundings(NoFolder(), OneProcess(), torch.device(device), StopRequest(), Progress(), NoTracker())
     return Trainer(config, dataset, around)
 
 

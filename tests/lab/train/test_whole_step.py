@@ -12,7 +12,7 @@ from smoothout.lab.runs import NoFolder, load_run
 from smoothout.lab.train import loop
 from smoothout.lab.train.lanes import Flat, Lane, Weights, flat_size
 from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
+from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
 from smoothout.lab.train.stop import StopRequest
 from smoothout.lab.train.trackers import NoTracker
@@ -191,7 +191,7 @@ def trainer_of(monkeypatch, **settings):
     dataset = load("digits")
     made = []
     monkeypatch.setattr(loop.Trainer, "_make_steps", lambda self: made.append(self))
-    around = loop.Surroundings(NoFolder(), OneProcess(), torch.device("cpu"), StopRequest(), Silence(), NoTracker())
+    around = loop.Surroundings(NoFolder(), OneProcess(), torch.device("cpu"), StopRequest(), Progress(), NoTracker())
     return loop.Trainer(config, dataset, around)
 
 
