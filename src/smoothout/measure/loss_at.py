@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothout.attach import paused
-from smoothout.checks import check_model
+from smoothout.checks import check_model, scalar_loss
 from smoothout.measure.untouched import RandomState, alone, keep_workers, untouched
 from smoothout.select import Predicate, Selected, everything, select_parameters
 
@@ -52,19 +52,19 @@ class FunctionLossAt:
 
     def loss(self, w: Tensor) -> float:
         with torch.no_grad():
-            return float(_scalar(self.function(w)).detach())
+            return float(scalar_loss(self.function(w)).detach())
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            loss = _scalar(self.function(w))
+            loss = scalar_loss(self.function(w))
             (gradient,) = _gradients(loss, [w])
         return float(loss.detach()), gradient
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            (product,) = _second_derivatives(_scalar(self.function(w)), [w], [v])
+            (product,) = _second_derivatives(scalar_loss(self.function(w)), [w], [v])
         return product
 
 
@@ -189,7 +189,7 @@ class ModelLossAt:
 
     def _loss_of(self, batch: Any) -> Tensor:
         try:
-            return _scalar(self.loss_fn(self.model, batch))
+            return scalar_loss(self.loss_fn(self.model, batch))
         except Exception as error:
             if isinstance(batch, Tensor):
                 error.add_note("batches gave a tensor as a batch: if they are one batch themselves, give [batch]")
@@ -322,13 +322,6 @@ class _Mean:
 
     def value(self) -> float:
         return float(self.tensor())
-
-
-def _scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
-    return loss.reshape(())
 
 
 @contextmanager
