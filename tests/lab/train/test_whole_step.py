@@ -8,14 +8,10 @@ from torch import nn
 
 from smoothout.lab.config import resolve
 from smoothout.lab.data import load
-from smoothout.lab.runs import NoFolder, load_run
+from smoothout.lab.runs import load_run
 from smoothout.lab.train import loop
 from smoothout.lab.train.lanes import Flat, Lane, Weights, flat_size
-from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
-from smoothout.lab.train.stop import StopRequest
-from smoothout.lab.train.trackers import NoTracker
 from smoothout.lab.train.whole_step import WholeStep, passes_of, why_not
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -191,8 +187,7 @@ def trainer_of(monkeypatch, **settings):
     dataset = load("digits")
     made = []
     monkeypatch.setattr(loop.Trainer, "_make_steps", lambda self: made.append(self))
-    around = loop.Surroundings(NoFolder(), OneProcess(), torch.device("cpu"), StopRequest(), Progress(), NoTracker())
-    return loop.Trainer(config, dataset, around)
+    return loop.Trainer(config, dataset, loop.Surroundings())
 
 
 @pytest.mark.parametrize(
