@@ -26,11 +26,6 @@ ROOT = Path(__file__).parents[3]
 PACK = ROOT / "results" / "c1-cifar10.jsonl"
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    return Records.read([], [PACK], tmp_path_factory.mktemp("unpacked"))
-
-
 def reproduce(*arguments):
     """From the repository's root: (exit code, stdout, stderr)."""
     done = smoothout("reproduce", *arguments, cwd=ROOT)

@@ -13,14 +13,7 @@ from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.speeds import START, Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row, Setting
 
-RESULTS = Path(__file__).parents[3] / "results"
 NOISE = Measuring("sensitivity", "train", (("strengths", (0.0, 0.1)), ("draws", 1)))
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """The records of C1, from their pack."""
-    return Records.read([], [RESULTS / "c1-cifar10.jsonl"], tmp_path_factory.mktemp("unpacked"))
 
 
 def digits(**settings):

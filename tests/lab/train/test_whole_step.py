@@ -101,9 +101,9 @@ def test_one_step_is_the_same_to_rounding(monkeypatch, tmp_path, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", ["new_buffer", "norm_twice", "spare_weights"])
+@pytest.mark.parametrize("model", ["NewBuffer", "NormTwice", "SpareWeights"])
 def test_a_users_network_is_trained_as_by_steps_one_by_one(monkeypatch, tmp_path, model, device):
-    ghosts = 0 if model == "new_buffer" else 150
+    ghosts = 0 if model == "NewBuffer" else 150
     settings = {"batch_size": 300, "epochs": 1, "ghost_batch_size": ghosts, "lr": 0.01, "method": "plain"}
     config = resolve(model=f"odd_models:{model}", **settings)
     whole, one_by_one = both_once(monkeypatch, tmp_path, config, device)
@@ -210,7 +210,7 @@ def test_it_says_where_it_cannot_be(monkeypatch, settings, reason):
 
 @pytest.mark.parametrize(
     ("model", "ghosts", "reason"),
-    [("spare_weights", 0, "no gradient"), ("norm_twice", 64, "BatchNorm once"), ("norm_twice", 0, "")],
+    [("SpareWeights", 0, "no gradient"), ("NormTwice", 64, "BatchNorm once"), ("NormTwice", 0, "")],
 )
 def test_a_pass_shows_where_it_cannot_be(monkeypatch, model, ghosts, reason):
     trainer = trainer_of(monkeypatch, model=f"odd_models:{model}", method="plain", ghost_batch_size=ghosts)
