@@ -37,7 +37,7 @@ from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss
 from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
-from smoothout.lab.train.processes import OneProcess, Processes
+from smoothout.lab.train.processes import ALONE, Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
 from smoothout.lab.train.statistics import has_statistics, measure_statistics
@@ -57,7 +57,7 @@ class Surroundings:
     """Everything about a run that does not determine its result; by default it is alone, on a CPU, and leaves none."""
 
     folder: RunFolder | NoFolder = field(default_factory=NoFolder)
-    processes: Processes = field(default_factory=OneProcess)
+    processes: Processes = ALONE
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stop: StopRequest = field(default_factory=StopRequest)
     progress: Progress = field(default_factory=Progress)
