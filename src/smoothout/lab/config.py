@@ -159,14 +159,9 @@ def _types() -> dict[str, tuple[Any, bool]]:
     return {name: (get_args(h)[0], True) if isinstance(h, types.UnionType) else (h, False) for name, h in hints}
 
 
-def setting_names() -> list[str]:
-    """The names of all settings."""
-    return [each.name for each in fields(Config)]
-
-
 def check_names(settings: Mapping[str, Any]) -> None:
     """Refuse a setting that does not exist, with the nearest that does."""
-    known = setting_names()
+    known = [each.name for each in fields(Config)]
     for name in settings:
         if name not in known:
             raise ConfigError(f"there is no setting {name!r}{nearest(name, known)}")
