@@ -17,15 +17,10 @@ from record import Rows, arguments, finish, summary
 from smoothout.lab.config import resolve
 from smoothout.lab.data import Dataset, load
 from smoothout.lab.data.dataset import Split
-from smoothout.lab.runs import NoFolder
 from smoothout.lab.train import whole_step
 from smoothout.lab.train.evaluate import evaluated, in_numbers
 from smoothout.lab.train.loop import Surroundings, Trainer
-from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
 from smoothout.lab.train.regime import learning_rate
-from smoothout.lab.train.stop import StopRequest
-from smoothout.lab.train.trackers import NoTracker
 from smoothout.lab.train.whole_step import WholeStep
 
 STEPS_BEFORE_THE_LOSS = 50
@@ -47,10 +42,7 @@ def trainer(method: str, dataset: Dataset, device: str, graphs: bool) -> Trainer
         dataset="cifar10", model="resnet44", method=method, batch_size=2048, epochs=400, preset="ours", clip=5.0,
         amp="bf16", channels_last=True, strength_schedule="constant",
     )  # fmt: skip
-    around = Surroundings(
-        NoFolder(), OneProcess(), torch.device(device), StopRequest(), Silence(), NoTracker(), cuda_graphs=graphs
-    )
-    return Trainer(config, dataset, around)
+    return Trainer(config, dataset, Surroundings(device=torch.device(device), cuda_graphs=graphs))
 
 
 def epoch(run: Trainer, number: int) -> None:

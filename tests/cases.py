@@ -119,8 +119,21 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+def assert_equal_models(one: nn.Module, other: nn.Module) -> None:
+    """Two models of one architecture have the same parameters and buffers."""
+    for (name, p), q in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def explicit_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, smooth, batches: list, accumulate: int) -> None:
+    """The loop that integrations are held to: micro-batches of one update share a θ, and gradients are clipped."""
+    for first in range(0, len(batches), accumulate):
+        with smooth.perturbed():
+            for x, y in batches[first : first + accumulate]:
+                ((model(x) - y).square().mean() / accumulate).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def assert_moved(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]], smooth) -> None:

@@ -53,7 +53,7 @@ def test_update_bn_is_the_mean_over_batches_at_the_clean_weights():
 
 
 def test_update_bn_takes_tensors_and_pairs_by_default_and_needs_no_batchnorm():
-    model, twin = network(), None
+    model = network()
     twin = copy.deepcopy(model)
     data = [torch.randn(8, 4) for _ in range(3)]
     update_bn(model, data)

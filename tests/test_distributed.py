@@ -10,14 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from smoothout import AdaSmoothOut, SmoothOut, measure
 from smoothout.sharding import local_part
-from two_processes import WORLD, TwoProcesses
-
-
-@pytest.fixture(scope="module")
-def in_two_processes():
-    pool = TwoProcesses()
-    yield pool
-    pool.close()
+from two_processes import WORLD, gathered
 
 
 def network():
@@ -80,9 +73,7 @@ def one_process(method, steps, build=network):
 
 
 def assert_equal_on_all_ranks(tensor):
-    gathered = [torch.empty_like(tensor) for _ in range(WORLD)]
-    dist.all_gather(gathered, tensor.detach().contiguous())
-    assert torch.equal(gathered[0], gathered[1])
+    assert torch.equal(*gathered(tensor))
 
 
 def ddp_keeps_ranks_equal(rank, attach):
@@ -102,9 +93,7 @@ def ddp_keeps_ranks_equal(rank, attach):
         optimizer.zero_grad()
     for p in model.parameters():
         assert_equal_on_all_ranks(p)
-    first = [torch.empty_like(draws[0]) for _ in range(WORLD)]
-    dist.all_gather(first, draws[0])
-    assert not torch.equal(first[0], first[1])  # a different θ on each rank
+    assert not torch.equal(*gathered(draws[0]))  # a different θ on each rank
 
 
 def ddp_with_shared_noise_equals_one_process(rank, method):

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
@@ -16,14 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothout import AdaSmoothOut, SmoothOut
-from two_processes import WORLD, TwoProcesses
-
-
-@pytest.fixture(scope="module")
-def in_two_processes():
-    pool = TwoProcesses()
-    yield pool
-    pool.close()
+from two_processes import WORLD, gathered
 
 
 def network(dtype=torch.float32):
@@ -86,12 +78,6 @@ def local_weights(model):
 def whole_weights(model):
     local_weights(model)  # reshards
     return [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
-
-
-def gathered(tensor):
-    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
-    dist.all_gather(tensors, tensor.detach().contiguous())
-    return tensors
 
 
 def one_process(steps, method=AdaSmoothOut, dtype=torch.float32, cast=None):

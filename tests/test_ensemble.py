@@ -157,7 +157,7 @@ def test_bad_input():
         SmoothOutEnsemble(model, 2, chunk=0)
     with pytest.raises(ValueError, match="strength=-1"):
         SmoothOutEnsemble(model, 2, strength=-1)
-    with pytest.raises(ValueError, match=r"returned \(2, 2\): give a scalar"):
+    with pytest.raises(ValueError, match=r"of shape \(2, 2\): give a scalar"):
         SmoothOutEnsemble(model, 2).loss(lambda m, x: m(x), torch.randn(2, 2))
     loss = SmoothOutEnsemble(model, 2).loss(lambda m, x: m(x).sum(), torch.randn(2, 2))
     with pytest.raises(RuntimeError, match="first derivatives only"):

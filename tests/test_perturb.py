@@ -110,9 +110,7 @@ def test_channels_last_and_strided_parameters_restore_exactly(dtype):
     smooth = AdaSmoothOut(model)
     with smooth.perturbed():
         assert_moved(model, before, smooth)
-    for name, p in model.named_parameters():
-        assert torch.equal(p, before[name][0])
-        assert p.data_ptr() == before[name][1]
+    assert_same(model, before)
 
 
 def test_memory_format_does_not_change_the_noise():

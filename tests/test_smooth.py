@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from cases import CASES, assert_same, snapshot
+from cases import CASES, assert_equal_models, assert_same, snapshot
 from reference import reference_step
 from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, SmoothOutEnsemble, schedule
 from smoothout.perturb import Perturbation
@@ -76,8 +76,7 @@ def test_100_steps_equal_the_reference_bit_for_bit(method, scale, strength, opti
         assert torch.equal(
             loss.detach(), reference_step(twin, theirs, squared_error, batch, raw, strength, scale, names)
         )
-    for a, b in zip(model.parameters(), twin.parameters()):
-        assert torch.equal(a, b)
+    assert_equal_models(model, twin)
 
 
 def train(model, steps, smooth=None, optimizer=None, data=None):
@@ -95,7 +94,7 @@ def train(model, steps, smooth=None, optimizer=None, data=None):
 
 @pytest.mark.parametrize("method", [SmoothOut, AdaSmoothOut])
 def test_strength_zero_is_plain_training_with_dropout(method):
-    plain, smoothed = mlp(dropout=0.5), None
+    plain = mlp(dropout=0.5)
     smoothed = copy.deepcopy(plain)
     torch.manual_seed(3)
     train(plain, 20)
@@ -103,8 +102,7 @@ def test_strength_zero_is_plain_training_with_dropout(method):
     torch.manual_seed(3)
     train(smoothed, 20, method(smoothed, strength=0.0))
     assert torch.equal(rng, torch.get_rng_state())
-    for a, b in zip(plain.parameters(), smoothed.parameters()):
-        assert torch.equal(a, b)
+    assert_equal_models(plain, smoothed)
 
 
 def test_strength_zero_allows_a_late_backward_as_plain_training_does():
@@ -436,8 +434,7 @@ def test_fifty_and_fifty_steps_equal_a_hundred(method):
     optimizer.load_state_dict(states[1])
     smooth.load_state_dict(states[2])
     train(second_half, 50, smooth, optimizer, data[50:])
-    for a, b in zip(straight.parameters(), second_half.parameters()):
-        assert torch.equal(a, b)
+    assert_equal_models(straight, second_half)
 
 
 def test_a_state_of_another_model_or_generator_is_noticed():

@@ -26,6 +26,13 @@ def _serve(rank, port, connection):
     dist.destroy_process_group()
 
 
+def gathered(tensor):
+    """What every rank has, for a function that runs in both."""
+    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(tensors, tensor.detach().contiguous())
+    return tensors
+
+
 class TwoProcesses:
     """`pool(function, *args)` runs `function(rank, *args)` in both; a failure in either fails here."""
 

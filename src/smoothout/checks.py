@@ -10,7 +10,7 @@ import numbers
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 DEEPSPEED = (
     "DeepSpeed keeps the weights in buffers of its own, which noise on the parameters does not reach: SmoothOut "
@@ -77,6 +77,14 @@ def check_strength(value: float) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"strength={value!r}: give a finite number that is not negative, such as 0.0375")
     return float(value)
+
+
+def scalar_loss(loss: Any) -> Tensor:
+    """What a `loss_fn(model, batch)` returned, if it is one number."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
+    return loss.reshape(())
 
 
 def check_model(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import stateless
 
 from smoothout.attach import paused
-from smoothout.checks import check_model, check_strength, whole_number
+from smoothout.checks import check_model, check_strength, scalar_loss, whole_number
 from smoothout.filters import Scale, precision
 from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
@@ -172,11 +172,7 @@ class _Objective(nn.Module):
 
     def loss(self, batch: Any) -> Tensor:
         """At the parameters as they are; a scalar."""
-        loss = self(batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the batch's mean loss")
-        return loss.reshape(())
+        return scalar_loss(self(batch))
 
 
 class _MeanLoss(torch.autograd.Function):

@@ -71,10 +71,7 @@ class LateBackwardGuard:
         self._draw_number = 0
         self._recompute_hook: Any = None
         self._recomputed_draw = 0
-        self.forwards = {
-            True: 0,
-            False: 0,
-        }  # of the model's own, with gradients, since watching began: under noise, and without
+        self.forwards = {True: 0, False: 0}  # of the model, with gradients, while watched: under noise, and without
 
     def new_draw(self) -> None:
         """From now on gradients of earlier forwards are late."""

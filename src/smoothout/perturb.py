@@ -367,9 +367,9 @@ class Perturbation:
         replicas = sharding.replicas(self.model, self._parameters, self.shared_noise)
         self._fused = None if overlaps else self._fuse(shards, layouts, replicas)
         self._blocks = []
-        if self._fused is None:  # a user's own noise draws parameter by parameter
-            own = shares_fills(self.noise)
-            self._blocks = cut_into_blocks(self._parameters, shards, layouts, replicas, own)
+        if self._fused is None:
+            may_share = shares_fills(self.noise)  # a user's own noise draws parameter by parameter
+            self._blocks = cut_into_blocks(self._parameters, shards, layouts, replicas, may_share)
         self._foreach = Foreach(
             self._blocks, self.selected, self._weights, self._backups, self.noise, self.scale, overlaps
         )

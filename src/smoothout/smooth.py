@@ -27,7 +27,7 @@ from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
 from smoothout.perturb import Perturbation
 from smoothout.schedule import Schedule, factor
-from smoothout.select import Predicate, frozen_parameters, not_normalisation, select_parameters
+from smoothout.select import Predicate, Selected, frozen_parameters, not_normalisation, select_parameters
 from smoothout.sharding import is_dtensor
 from smoothout.summary import Summary, summarise
 
@@ -332,24 +332,19 @@ def make_perturbation(
             f"nothing to perturb in {type(model).__name__}: no trainable floating-point parameter "
             + ("outside normalisation layers" if select is None else "for which select holds")
         )
-    on_meta = [s.name for s in selected if s.parameter.is_meta]
-    if on_meta:
-        raise ValueError(f"{on_meta[0]} is on the meta device and has no values: give the model its weights first")
-    renormed = [s.name for s in selected if getattr(s.layer, "max_norm", None) is not None]
-    if renormed:
-        raise ValueError(
-            f"{renormed[0]} is rescaled by its layer in every forward (max_norm), which goes with the noise: "
-            "leave it out by select"
-        )
-    wrapped = [s for s in selected if is_traceable_wrapper_subclass(s.parameter) and not is_dtensor(s.parameter)]
-    if wrapped:
-        kind = type(wrapped[0].parameter).__name__
-        raise ValueError(
-            f"{wrapped[0].name} is a {kind}, whose inner tensors cannot be backed up: leave it out by select"
-        )
-    too_small = [s for s in selected if s.parameter.dtype.itemsize < 2]
-    if too_small:
-        raise ValueError(
-            f"{too_small[0].name} is {too_small[0].parameter.dtype}, in which torch cannot add: leave it out by select"
-        )
+    for each in selected:
+        if reason := _why_no_noise(each):
+            raise ValueError(f"{each.name} is {reason}")
     return Perturbation(model, selected, the_noise, the_scale, seed, shared_noise)
+
+
+def _why_no_noise(selected: Selected) -> str:
+    """What a parameter is that cannot take noise, and what to do; empty if it can."""
+    p = selected.parameter
+    if p.is_meta:
+        return "on the meta device and has no values: give the model its weights first"
+    if getattr(selected.layer, "max_norm", None) is not None:
+        return "rescaled by its layer in every forward (max_norm), which goes with the noise: leave it out by select"
+    if is_traceable_wrapper_subclass(p) and not is_dtensor(p):
+        return f"a {type(p).__name__}, whose inner tensors cannot be backed up: leave it out by select"
+    return f"{p.dtype}, in which torch cannot add: leave it out by select" if p.dtype.itemsize < 2 else ""

@@ -4,25 +4,18 @@ import os
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from cases import assert_equal_models, explicit_epoch
 from smoothout import SmoothOut
 from smoothout.integrations.accelerate import attach
-from two_processes import WORLD, TwoProcesses
+from two_processes import WORLD, gathered
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
 ACCUMULATE, SETTINGS = 2, {"scale": "filter", "seed": 3}
-
-
-@pytest.fixture(scope="module")
-def in_two_processes():
-    pool = TwoProcesses()
-    yield pool
-    pool.close()
 
 
 def network():
@@ -89,19 +82,8 @@ def explicit(epochs, **settings):
     optimizer, smooth = sgd(model), SmoothOut(model, 0.3, **SETTINGS, **settings)
     batches = list(DataLoader(data(), batch_size=8))
     for _ in range(epochs):
-        for first in range(0, len(batches), ACCUMULATE):
-            with smooth.perturbed():
-                for x, y in batches[first : first + ACCUMULATE]:
-                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+        explicit_epoch(model, optimizer, smooth, batches, ACCUMULATE)
     return model
-
-
-def assert_equal_models(a, b):
-    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(p, q), name
 
 
 def test_equals_the_explicit_loop_bit_for_bit():
@@ -165,12 +147,6 @@ def test_what_is_not_supported_is_refused():
 
 def as_launched(rank):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1"}
-
-
-def gathered(tensor):
-    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
-    dist.all_gather(tensors, tensor.detach().contiguous())
-    return tensors
 
 
 def two_processes_share_noise_and_equal_one(rank):

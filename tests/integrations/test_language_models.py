@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cases import assert_moved, assert_same, snapshot
+from cases import assert_equal_models, assert_moved, assert_same, snapshot
 from smoothout import AdaSmoothOut, SmoothOut
 from smoothout.filters import filter_layout
 
@@ -47,6 +47,23 @@ def loss_of(model):
     return model(input_ids=tokens, labels=tokens).loss
 
 
+def trained(model, attach):
+    """By the hooks, or by the explicit loop."""
+    optimizer = torch.optim.AdamW((p for p in model.train().parameters() if p.requires_grad), lr=1e-2)
+    smooth = AdaSmoothOut(model, 0.1)
+    if attach:
+        smooth.attach(optimizer)
+    for _ in range(3):
+        if attach:
+            loss_of(model).backward()
+        else:
+            with smooth.perturbed():
+                loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
 @each_model
 @pytest.mark.parametrize("method", [SmoothOut, AdaSmoothOut])
 def test_perturbed_restored_exactly_and_trained(build, method):
@@ -68,22 +85,9 @@ def test_perturbed_restored_exactly_and_trained(build, method):
 def test_attached_equals_explicit(build):
     def run(attach):
         torch.manual_seed(0)
-        model = build().train()
-        optimizer, smooth = torch.optim.AdamW(model.parameters(), lr=1e-2), AdaSmoothOut(model, 0.1)
-        if attach:
-            smooth.attach(optimizer)
-        for _ in range(3):
-            if attach:
-                loss_of(model).backward()
-            else:
-                with smooth.perturbed():
-                    loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return model
+        return trained(build(), attach)
 
-    for (name, p), q in zip(run(attach=True).named_parameters(), run(attach=False).parameters(), strict=True):
-        assert torch.equal(p, q), name
+    assert_equal_models(run(attach=True), run(attach=False))
 
 
 @each_model
@@ -176,27 +180,9 @@ def test_absolute_noise_moves_lora_b_from_its_zeros():
 
 def test_lora_trained_attached_equals_explicit_and_leaves_the_base_alone():
     base = gpt2()
-    results = []
-    for attach in (False, True):
-        model = with_lora(base).train()
-        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
-        smooth = AdaSmoothOut(model, 0.1)
-        if attach:
-            smooth.attach(optimizer)
-        for _ in range(3):
-            if attach:
-                loss_of(model).backward()
-            else:
-                with smooth.perturbed():
-                    loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append(model)
-    for (name, p), q in zip(results[0].named_parameters(), results[1].parameters(), strict=True):
-        assert torch.equal(p, q), name
-    unloaded = results[1].unload()
-    for (name, p), q in zip(unloaded.named_parameters(), base.parameters(), strict=True):
-        assert torch.equal(p, q), name
+    explicit, attached = (trained(with_lora(base), attach) for attach in (False, True))
+    assert_equal_models(explicit, attached)
+    assert_equal_models(attached.unload(), base)
 
 
 def test_an_adapter_saved_under_noise_is_clean(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from cases import assert_same, snapshot
+from cases import assert_equal_models, assert_same, explicit_epoch, snapshot
 from smoothout import SmoothOut
 from smoothout.integrations.lightning import SmoothOutCallback
 
@@ -96,19 +96,8 @@ def explicit(strength=0.3):
     batches = list(loader())
     for epoch in range(EPOCHS):
         torch.manual_seed(epoch)
-        for first in range(0, len(batches), ACCUMULATE):
-            with smooth.perturbed():
-                for x, y in batches[first : first + ACCUMULATE]:
-                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+        explicit_epoch(model, optimizer, smooth, batches, ACCUMULATE)
     return model
-
-
-def assert_equal_models(a, b):
-    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        assert torch.equal(p, q), name
 
 
 def test_equals_the_explicit_loop_bit_for_bit_with_validation_and_checkpoints_inside(tmp_path):

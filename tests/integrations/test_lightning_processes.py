@@ -4,24 +4,17 @@ import os
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_lightning import ACCUMULATE, EPOCHS, Regression, fit, loader, network
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from cases import explicit_epoch
 from smoothout import SmoothOut
 from smoothout.integrations.lightning import SmoothOutCallback
-from two_processes import WORLD, TwoProcesses
+from two_processes import WORLD, gathered
 
 L = pytest.importorskip("lightning.pytorch")
 environments = pytest.importorskip("lightning.fabric.plugins.environments")
-
-
-@pytest.fixture(scope="module")
-def in_two_processes():
-    pool = TwoProcesses()
-    yield pool
-    pool.close()
 
 
 class Double(Regression):
@@ -60,12 +53,6 @@ def ddp(rank, folder, shared_noise):
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
-def gathered(tensor):
-    tensors = [torch.empty_like(tensor) for _ in range(WORLD)]
-    dist.all_gather(tensors, tensor.detach().contiguous())
-    return tensors
-
-
 def one_process():
     """The sampler deals rows out in turn: a batch of 8 on each of 2 ranks is one of 16 rows in a row."""
     model = smooth_network()
@@ -74,13 +61,7 @@ def one_process():
     rows = loader().dataset.tensors
     batches = list(zip(*(t.split(8 * WORLD) for t in rows)))
     for _ in range(EPOCHS):
-        for first in range(0, len(batches), ACCUMULATE):
-            with smooth.perturbed():
-                for x, y in batches[first : first + ACCUMULATE]:
-                    ((model(x) - y).square().mean() / ACCUMULATE).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+        explicit_epoch(model, optimizer, smooth, batches, ACCUMULATE)
     return model
 
 

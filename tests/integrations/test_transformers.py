@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import assert_equal_models
 from smoothout import SmoothOut, schedule
 from smoothout.integrations.transformers import SmoothOutCallback
 
@@ -111,11 +112,6 @@ def explicit(batches, strength=0.3):
         optimizer.step()
         optimizer.zero_grad()
     return model
-
-
-def assert_equal_models(a, b):
-    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(p, q), name
 
 
 def test_equals_the_explicit_loop_bit_for_bit_with_evaluation_and_checkpoints_inside(tmp_path):

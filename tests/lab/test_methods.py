@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothout import SmoothOut
+from smoothout import SmoothOut, SmoothOutEnsemble
 from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.methods import METHODS, Plain, Smoothed
 from smoothout.lab.models import ghost_sizes
 from smoothout.lab.train.ghost_step import Batch, GhostStep
-from smoothout.lab.train.loop import METHODS as METHODS_OF_THE_LOOP
 
 
 @pytest.fixture
@@ -216,6 +215,36 @@ def test_something_must_take_noise():
     assert resolve(**plain) == resolve(method="plain")  # it takes no noise: the same run
 
 
-def test_the_loop_reads_the_table():
-    assert METHODS_OF_THE_LOOP is METHODS
-    assert {"plain", "smoothout", "adasmoothout"} <= set(METHODS)
+# ---- fixed copies ----------------------------------------------------------------------------------------------------
+
+A, COPIES = 0.2, 3
+
+
+def copies_of(model, draws=str(COPIES), **how):
+    config = resolve(model="mlp", method="ensemble", strength=A, draws=draws, seed=5)
+    update = GhostStep(model, torch.optim.SGD(model.parameters(), lr=0.5), **how)
+    return METHODS["ensemble"].make(config, update, 10, 5)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_step_follows_the_mean_gradient_of_the_copies(model, batch, chunks):
+    reference = copy.deepcopy(model)
+    ensemble = SmoothOutEnsemble(reference, COPIES, A, seed=5)
+    for _ in range(2):  # the same copies in every step
+        loss = ensemble.loss(lambda m, b: F.cross_entropy(m(b[0]), b[1]), (batch.images, batch.labels))
+        gradients = torch.autograd.grad(loss, list(reference.parameters()))
+        with torch.no_grad():
+            for p, g in zip(reference.parameters(), gradients):
+                p -= 0.5 * g
+    method = copies_of(model, chunks=chunks)
+    first, second = method.step(batch), method.step(batch)
+    torch.testing.assert_close(weights(model), weights(reference))
+    torch.testing.assert_close(second.loss, loss.detach())
+    assert first.evaluations == COPIES
+    assert 0 <= first.correct <= 10
+    assert method.strength == A
+
+
+def test_a_draw_for_every_ghost_is_no_number_of_copies(model):
+    with pytest.raises(ValueError, match="give the number of copies"):
+        copies_of(model, draws="ghost")

@@ -8,11 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.checks import DEEPSPEED, check_model
-from smoothout.integrations.arguments import (
-    Arguments,
-    check_arguments,
-    missing,
-)
+from smoothout.integrations.arguments import Arguments, check_arguments, missing
 from smoothout.smooth import SmoothOut
 
 try:

@@ -13,11 +13,7 @@ from torch import nn
 
 from smoothout.attach import Attachment
 from smoothout.checks import DEEPSPEED, FSDP1, check_model
-from smoothout.integrations.arguments import (
-    Arguments,
-    check_arguments,
-    missing,
-)
+from smoothout.integrations.arguments import Arguments, check_arguments, missing
 from smoothout.select import Predicate
 from smoothout.smooth import SmoothOut
 

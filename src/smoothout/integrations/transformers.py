@@ -15,11 +15,7 @@ from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
 from smoothout.checks import DATA_PARALLEL, DEEPSPEED, check_model
-from smoothout.integrations.arguments import (
-    Arguments,
-    check_arguments,
-    missing,
-)
+from smoothout.integrations.arguments import Arguments, check_arguments, missing
 from smoothout.smooth import SmoothOut
 
 try:

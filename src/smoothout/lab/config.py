@@ -10,11 +10,11 @@ import json
 import math
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from smoothout.lab.data import AUGMENTATIONS, NAMES
 from smoothout.lab.data.catalogue import FOLDER_PREFIX
@@ -97,7 +97,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            object.__setattr__(self, each.name, _converted(each, _types()[each.name], getattr(self, each.name)))
+            object.__setattr__(self, each.name, _converted(each, getattr(self, each.name)))
         if self.draws.isdecimal():
             number = int(self.draws)
             object.__setattr__(self, "draws", "one" if number == 1 else str(number))  # one run, one hash
@@ -153,18 +153,15 @@ class Config:
 
 
 @cache
-def _types() -> dict[str, Any]:
-    return get_type_hints(Config)
-
-
-def setting_names() -> list[str]:
-    """The names of all settings."""
-    return [each.name for each in fields(Config)]
+def _types() -> dict[str, tuple[Any, bool]]:
+    """Of every setting its type, and whether it may be None."""
+    hints = get_type_hints(Config).items()
+    return {name: (get_args(h)[0], True) if isinstance(h, types.UnionType) else (h, False) for name, h in hints}
 
 
 def check_names(settings: Mapping[str, Any]) -> None:
     """Refuse a setting that does not exist, with the nearest that does."""
-    known = setting_names()
+    known = [each.name for each in fields(Config)]
     for name in settings:
         if name not in known:
             raise ConfigError(f"there is no setting {name!r}{nearest(name, known)}")
@@ -234,55 +231,54 @@ def _known_strength(settings: Mapping[str, Any]) -> float:
 
 def _converted_all(settings: Mapping[str, Any]) -> dict[str, Any]:
     check_names(settings)
-    return {
-        each.name: _converted(each, _types()[each.name], settings[each.name])
-        for each in fields(Config)
-        if each.name in settings
-    }
+    return {each.name: _converted(each, settings[each.name]) for each in fields(Config) if each.name in settings}
 
 
-def _converted(each: Field[Any], kind: Any, value: Any) -> Any:
+def _converted(each: Field[Any], value: Any) -> Any:
     """A value in the type of its setting, or a ConfigError. Text is read, since flags and files give it."""
-    if get_origin(kind) in (types.UnionType, Union):
-        if value is None:
-            return None
-        (kind,) = (option for option in get_args(kind) if option is not type(None))
-    wrong = ConfigError(f"{each.name}={value!r}: expected {_in_words(kind)}")
+    kind, may_be_none = _types()[each.name]
+    if value is None and may_be_none:
+        return None
     choices = each.metadata["choices"]
+    if choices and str(value) not in choices:
+        raise ConfigError(f"{each.name}={value!r} is not known{nearest(str(value), choices)}")
+    read, in_words = _READERS[kind]
     try:
-        if kind is str:
-            text = str(value)
-            if choices and text not in choices:
-                raise ConfigError(f"{each.name}={value!r} is not known{nearest(text, choices)}")
-            return text
-        if kind is bool:
-            if not isinstance(value, bool):
-                raise wrong
-            return value
-        if isinstance(value, bool):
-            raise wrong
-        if kind is int:
-            return _whole(value)
-        if kind is float:
-            return float(value)
-        if isinstance(value, str):
-            value = [part for part in value.split(",") if part.strip()]
-        return tuple(sorted(_whole(part) for part in value))
+        return read(value)
     except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise wrong from error
+        raise ConfigError(f"{each.name}={value!r}: expected {in_words}") from error
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, float) and not value.is_integer():
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
     return int(value)
 
 
-def _in_words(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    return words.get(kind, "whole numbers with commas between them")
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    return float(value)
+
+
+def _wholes(value: Any) -> tuple[int, ...]:
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(sorted(map(_whole, parts)))
+
+
+_READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
+    str: (str, "a word"),
+    bool: (_truth, "true or false"),
+    int: (_whole, "a whole number"),
+    float: (_number, "a number"),
+    tuple[int, ...]: (_wholes, "whole numbers with commas between them"),
+}
 
 
 _AT_LEAST_ONE = ("batch_size", "epochs", "ghosts_per_draw")

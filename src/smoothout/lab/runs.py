@@ -23,12 +23,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -43,6 +43,7 @@ CONFIG, METRICS, RESULT, PROVENANCE = "config.json", "metrics.jsonl", "result.js
 CHECKPOINT, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
 FAILED, LOCK = "failed.json", "lock"
+T = TypeVar("T")
 
 
 # ---- records -----------------------------------------------------------------------------------------------------
@@ -225,7 +226,10 @@ def load_run(path: str | Path) -> Run:
     config = _read_config(path)
     if config is None:
         raise RunError(f"{path}: is no run folder: it has no {CONFIG}")
-    return Run(path, config, _read_metrics(path / METRICS), _read_record(path / RESULT), _read_failure(path / FAILED))
+    metrics = _read_metrics(path / METRICS)
+    record = _read_json(path / RESULT, "the record of a finished run", Record.from_dict)
+    failure = _read_json(path / FAILED, "the failure of a run", lambda it: it["message"])
+    return Run(path, config, metrics, record, failure or "")
 
 
 def best_of(epochs: Iterable[EpochMetrics]) -> EpochMetrics:
@@ -239,20 +243,19 @@ def _read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
         return tuple(EpochMetrics.from_dict(json.loads(line)) for line in lines)
 
 
-def _read_record(file: Path) -> Record | None:
-    with read_as("the record of a finished run", file):
-        return Record.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+def _read_config(path: Path) -> Config | None:
+    return _read_json(path / CONFIG, "the configuration of a run", lambda it: Config.from_dict(it["settings"]))
 
 
-def _read_failure(file: Path) -> str:
-    with read_as("the failure of a run", file):
-        return json.loads(file.read_text(encoding="utf-8"))["message"] if file.exists() else ""
+def _read_json(file: Path, what: str, make: Callable[[Any], T]) -> T | None:
+    """What is made of a file's content; None if it is not there."""
+    with read_as(what, file):
+        return make(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
 def find_runs(*places: str | Path) -> list[Path]:
     """Run folders at these places and below them, such as RUN/seed-0 of RUN."""
-    found = {config.parent for place in places for config in Path(place).rglob(CONFIG) if _is_of_a_run(config)}
-    return sorted(found)
+    return sorted({file.parent for place in places for file in Path(place).rglob(CONFIG) if _is_of_a_run(file)})
 
 
 def _is_of_a_run(file: Path) -> bool:
@@ -262,14 +265,6 @@ def _is_of_a_run(file: Path) -> bool:
     except (OSError, ValueError):
         return True
     return isinstance(content, dict) and "settings" in content
-
-
-def _read_config(path: Path) -> Config | None:
-    file = path / CONFIG
-    if not file.exists():
-        return None
-    with read_as("the configuration of a run", file):
-        return Config.from_dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -316,10 +311,8 @@ class RunFolder:
         (self.path / FAILED).unlink(missing_ok=True)  # it is tried again
         if not (self.path / CONFIG).exists():
             self.write_json(CONFIG, {"hash": config.hash, "settings": config.to_dict()})
-        file = self.path / PROVENANCE
-        with read_as("the provenance of a run", file):
-            starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
-        self.write_json(PROVENANCE, {"starts": [*starts, asdict(provenance)]})
+        before = _read_json(self.path / PROVENANCE, "the provenance of a run", lambda it: list(it["starts"])) or []
+        self.write_json(PROVENANCE, {"starts": [*before, asdict(provenance)]})
 
 
 class NoFolder:

@@ -142,9 +142,8 @@ def lanczos(
         small = all(r <= tolerance * largest for r in residuals[:top])
         if step == len(like) or (small and step >= top):
             return values[:top], residuals[:top], True
-        if (
-            β <= 1e-12 * largest
-        ):  # an invariant subspace, of fewer dimensions than eigenvalues are asked for: go on beside it
+        if β <= 1e-12 * largest:
+            # An invariant subspace, of fewer dimensions than eigenvalues are asked for: go on beside it.
             β, remainder = 0.0, _random_unit_vector(like, basis, generator)
         off_diagonal.append(β)
         basis.append(remainder / torch.linalg.vector_norm(remainder))

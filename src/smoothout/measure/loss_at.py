@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from smoothout.attach import paused
 from smoothout.blocks import overlap
-from smoothout.checks import check_model
+from smoothout.checks import check_model, scalar_loss
 from smoothout.measure.batches import alike, check_batches, sample_of, weight_of
 from smoothout.measure.derivatives import gradients_of, recurrent_derivatives, second_derivatives, second_order
 from smoothout.measure.untouched import (
@@ -62,19 +62,19 @@ class FunctionLossAt:
 
     def loss(self, w: Tensor) -> float:
         with torch.no_grad():
-            return float(_scalar(self.function(w)).detach())
+            return float(scalar_loss(self.function(w)).detach())
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            loss = _scalar(self.function(w))
+            loss = scalar_loss(self.function(w))
             (gradient,) = gradients_of(loss, [w])
         return float(loss.detach()), gradient
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            (product,) = second_derivatives(_scalar(self.function(w)), [w], [v])
+            (product,) = second_derivatives(scalar_loss(self.function(w)), [w], [v])
         return product
 
 
@@ -224,7 +224,7 @@ class ModelLossAt:
 
     def _loss_of(self, batch: Any) -> Tensor:
         try:
-            return _scalar(self.loss_fn(self.model, batch))
+            return scalar_loss(self.loss_fn(self.model, batch))
         except Exception as error:
             if isinstance(batch, Tensor):
                 error.add_note("batches gave a tensor as a batch: if they are one batch themselves, give [batch]")
@@ -368,10 +368,3 @@ def _fraction(accuracy: float) -> float:
             f"accuracy_fn(model, batch) returned {accuracy:.6g} in the mean: give the fraction right, between 0 and 1"
         )
     return accuracy
-
-
-def _scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ValueError(f"loss_fn(model, batch) returned {found}: give a scalar tensor, the mean loss of the batch")
-    return loss.reshape(())

@@ -134,7 +134,9 @@ def test_the_help_says_whose_strengths_preset_ours_has(smoothout):
 
 @pytest.mark.parametrize(("scale", "is_told"), [("tiny", False), ("paper", True)])
 def test_a_list_tells_minutes_of_a_gpu_only_of_what_is_for_one(smoothout, tmp_path, scale, is_told):
-    code, said, _ = smoothout("reproduce", "table1", "--list", "--scale", scale, "--out", tmp_path)
+    code, said, _ = smoothout(
+        "reproduce", "table1", "--list", "--scale", scale, "--out", tmp_path, "--results", tmp_path
+    )
     assert code == 0
     assert ("minutes on an H200" in said) == is_told
     cells = said.splitlines()[1].split()

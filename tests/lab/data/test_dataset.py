@@ -21,8 +21,8 @@ def test_digits_are_all_there_and_split_evenly():
     assert len(digits.train.images.unique()) == 17
     assert digits.train.images.max() == 255
     scaled = digits.train.images.double() / 255
-    assert abs(scaled.mean() - digits.mean[0]) < 1e-3
-    assert abs(scaled.std() - digits.std[0]) < 1e-3
+    assert abs(scaled.mean() - digits.train.mean[0]) < 1e-3
+    assert abs(scaled.std() - digits.train.std[0]) < 1e-3
 
 
 def test_the_digits_split_never_changes():

@@ -35,7 +35,7 @@ def test_reads_every_pixel_and_label(tmp_path, zipped):
         assert np.array_equal(split.images[:, 0].numpy(), content[f"{prefix}-images-idx3-ubyte"])
         assert np.array_equal(split.labels.numpy(), content[f"{prefix}-labels-idx1-ubyte"])
     assert dataset.image_shape == (1, 28, 28)
-    assert (dataset.classes, dataset.mean, dataset.std) == (10, (0.5,), (0.5,))
+    assert (dataset.classes, dataset.train.mean, dataset.test.std) == (10, (0.5,), (0.5,))
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

@@ -3,17 +3,21 @@ from pathlib import Path
 
 import pytest
 
-from smoothout.lab import packs
-from smoothout.lab.experiments.records import look
+from smoothout.lab.experiments.records import Records
 
 RESULTS = Path(__file__).parents[3] / "results"
 
 
 @pytest.fixture(scope="session")
-def as_if_run(tmp_path_factory):
+def packed(tmp_path_factory):
+    """The records of C1, from their pack."""
+    return Records.read([], [RESULTS / "c1-cifar10.jsonl"], tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.fixture(scope="session")
+def as_if_run(packed):
     """A run that was made, under another configuration with other accuracies: what verdicts are tested with."""
-    (folder, *_) = packs.unpack(RESULTS / "c1-cifar10.jsonl", tmp_path_factory.mktemp("unpacked"))
-    made = look(folder)
+    made, *_ = packed.all()
 
     def found(config, last, best=None):
         record = made.run.record

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from smoothout.lab.cli import reproduce
+from smoothout.lab.data import catalogue
 from smoothout.lab.experiments import choice, finals, queue
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
 from smoothout.lab.experiments.chosen import CHOSEN
@@ -55,7 +56,7 @@ def test_runs_of_ours_wait_for_their_choice(monkeypatch):
     assert not choice.lacks_choice(of("plain"))
     assert not choice.lacks_choice(configure(replace(OURS, preset="paper"), RESNET44, 2048, "smoothout"))
     assert not any(choice.lacks_choice(row.config) for row in choice.choice(OURS).rows)
-    monkeypatch.setattr(queue, "is_here", lambda *_: True)
+    monkeypatch.setattr(catalogue, "is_here", lambda *_: True)
     todo = queue.plan([EXPERIMENTS["table2"](OURS)], (0,), Records([]), Speeds())
     with pytest.raises(ValueError, match="not chosen for resnet44 at 2048 with smoothout yet: `smoothout reproduce"):
         reproduce._refuse_what_is_not_chosen(todo)

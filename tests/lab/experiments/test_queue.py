@@ -6,20 +6,14 @@ from pathlib import Path
 import pytest
 
 from smoothout.lab.config import resolve
+from smoothout.lab.data.catalogue import is_here
 from smoothout.lab.experiments.catalogue import EXPERIMENTS
-from smoothout.lab.experiments.queue import folder_of, is_here, plan
+from smoothout.lab.experiments.queue import folder_of, plan
 from smoothout.lab.experiments.records import Found, Records
 from smoothout.lab.experiments.speeds import START, Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Line, Measuring, Row, Setting
 
-RESULTS = Path(__file__).parents[3] / "results"
 NOISE = Measuring("sensitivity", "train", (("strengths", (0.0, 0.1)), ("draws", 1)))
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """The records of C1, from their pack."""
-    return Records.read([], [RESULTS / "c1-cifar10.jsonl"], tmp_path_factory.mktemp("unpacked"))
 
 
 def digits(**settings):
@@ -153,7 +147,7 @@ def test_data_that_are_not_here_are_named(tmp_path, monkeypatch):
     assert (left.tasks, left.absent) == ((), {"mnist": 6, "cifar10": 6, "cifar100": 6})
     (tmp_path / "mnist").mkdir()
     (tmp_path / "photos").mkdir()
-    assert is_here("mnist", None)
+    assert is_here("mnist")
     assert is_here("imagefolder:photos", tmp_path)
     assert not is_here("imagefolder:nothing", tmp_path)
 

@@ -1,6 +1,7 @@
 """Networks that misbehave, for `--model odd_models:…`."""
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -38,23 +39,15 @@ class _NanGradient(_CountsCalls):
         return out
 
 
-def nan_loss_in_call_9(classes, input_shape):
-    return _NanLoss(classes, input_shape, 9)
-
-
-def nan_loss_in_call_1(classes, input_shape):
-    return _NanLoss(classes, input_shape, 1)
-
-
-def nan_gradient_in_call_8(classes, input_shape):
-    return _NanGradient(classes, input_shape, 8)
+nan_loss_in_call_1, nan_loss_in_call_9 = partial(_NanLoss, bad_call=1), partial(_NanLoss, bad_call=9)
+nan_gradient_in_call_8 = partial(_NanGradient, bad_call=8)
 
 
 def with_dropout(classes, input_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 16), nn.Dropout(0.5), nn.Linear(16, classes))
 
 
-class _NewBuffer(nn.Module):
+class NewBuffer(nn.Module):
     """Subtracts a running mean that is a new tensor after every pass."""
 
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
@@ -69,11 +62,7 @@ class _NewBuffer(nn.Module):
         return self.linear(x - self.mean)
 
 
-def new_buffer(classes, input_shape):
-    return _NewBuffer(classes, input_shape)
-
-
-class _NormTwice(nn.Module):
+class NormTwice(nn.Module):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(math.prod(input_shape), 16), nn.Linear(16, 16)
@@ -84,18 +73,10 @@ class _NormTwice(nn.Module):
         return self.last(self.norm(self.second(inner)).relu())
 
 
-def norm_twice(classes, input_shape):
-    return _NormTwice(classes, input_shape)
-
-
-class _SpareWeights(nn.Module):
+class SpareWeights(nn.Module):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.linear, self.spare = nn.Linear(math.prod(input_shape), classes), nn.Linear(3, 3)
 
     def forward(self, x):
         return self.linear(x.flatten(1))
-
-
-def spare_weights(classes, input_shape):
-    return _SpareWeights(classes, input_shape)

@@ -55,7 +55,7 @@ class WaitsForTheDevice(nn.Linear):
 
 def test_a_model_that_waits_is_trained_without_graphs_and_that_is_said():
     model = WaitsForTheDevice(4, 3).cuda()
-    step, plain = step_of(GraphStep, model), None
+    step = step_of(GraphStep, model)
     batch = Batch(torch.ones(8, 4, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda"), 8)
     step.backward(batch)
     with pytest.warns(UserWarning, match="trained without CUDA graphs"):

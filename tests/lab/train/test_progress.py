@@ -8,7 +8,7 @@ from rich.console import Console
 from smoothout.lab.config import resolve
 from smoothout.lab.runs import EpochMetrics
 from smoothout.lab.train.checkpoint import Position
-from smoothout.lab.train.progress import Lines, Silence, TerminalBar, progress_for
+from smoothout.lab.train.progress import Lines, Progress, TerminalBar, progress_for
 from smoothout.lab.train.trackers import NoTracker
 
 METRICS = EpochMetrics(1, 4, 0.51234, 0.8, 0.6, 0.875, 0.1, 0.0375, 4.0, 0.7, 1.25)
@@ -50,7 +50,7 @@ def test_a_run_that_stops_early_is_done_there(capsys):
     assert bar._bar.tasks[0].total == 2 * 4
 
 
-@pytest.mark.parametrize(("rank", "quiet", "kind"), [(0, False, Lines), (1, False, Silence), (0, True, Silence)])
+@pytest.mark.parametrize(("rank", "quiet", "kind"), [(0, False, Lines), (1, False, Progress), (0, True, Progress)])
 def test_only_the_first_rank_speaks(rank, quiet, kind, capsys):
     progress = progress_for(rank, quiet)  # under pytest the output is no terminal
     assert type(progress) is kind
@@ -61,4 +61,4 @@ def test_only_the_first_rank_speaks(rank, quiet, kind, capsys):
 def test_null_objects_take_everything():
     NoTracker().log(METRICS)
     NoTracker().close()
-    Silence().say("nothing")
+    Progress().say("nothing")

@@ -10,15 +10,10 @@ from smoothout.lab.config import resolve
 from smoothout.lab.data import Dataset
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.models.resnet import cifar_resnet
-from smoothout.lab.runs import NoFolder
 from smoothout.lab.train import loop, whole_step
 from smoothout.lab.train.lanes import Weights
 from smoothout.lab.train.loop import Surroundings, Trainer
-from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
 from smoothout.lab.train.stacked import why_not_stacked
-from smoothout.lab.train.stop import StopRequest
-from smoothout.lab.train.trackers import NoTracker
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
@@ -58,8 +53,7 @@ def trainer(settings, device, images):
     dataset = Dataset("random", *parts, class_names=tuple("0123456789"), image_shape=shape)
     base = {"dataset": "cifar10", "model": "resnet20", "batch_size": 16, "ghost_batch_size": 4, "epochs": 1, "lr": 0.01}
     config = resolve(**{**base, "channels_last": True, **settings})
-    around = Surroundings(NoFolder(), OneProcess(), torch.device(device), StopRequest(), Silence(), NoTracker())
-    return Trainer(config, dataset, around)
+    return Trainer(config, dataset, Surroundings(device=torch.device(device)))
 
 
 def after_an_epoch(monkeypatch, how, settings, device, images, epochs=1, stacks=whole_step.STACKS):

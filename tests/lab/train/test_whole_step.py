@@ -8,14 +8,10 @@ from torch import nn
 
 from smoothout.lab.config import resolve
 from smoothout.lab.data import load
-from smoothout.lab.runs import NoFolder, load_run
+from smoothout.lab.runs import load_run
 from smoothout.lab.train import loop
 from smoothout.lab.train.lanes import Flat, Lane, Weights, flat_size
-from smoothout.lab.train.processes import OneProcess
-from smoothout.lab.train.progress import Silence
 from smoothout.lab.train.start import Options, seed_folder, train, train_seeds
-from smoothout.lab.train.stop import StopRequest
-from smoothout.lab.train.trackers import NoTracker
 from smoothout.lab.train.whole_step import WholeStep, passes_of, why_not
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -105,9 +101,9 @@ def test_one_step_is_the_same_to_rounding(monkeypatch, tmp_path, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", ["new_buffer", "norm_twice", "spare_weights"])
+@pytest.mark.parametrize("model", ["NewBuffer", "NormTwice", "SpareWeights"])
 def test_a_users_network_is_trained_as_by_steps_one_by_one(monkeypatch, tmp_path, model, device):
-    ghosts = 0 if model == "new_buffer" else 150
+    ghosts = 0 if model == "NewBuffer" else 150
     settings = {"batch_size": 300, "epochs": 1, "ghost_batch_size": ghosts, "lr": 0.01, "method": "plain"}
     config = resolve(model=f"odd_models:{model}", **settings)
     whole, one_by_one = both_once(monkeypatch, tmp_path, config, device)
@@ -191,8 +187,7 @@ def trainer_of(monkeypatch, **settings):
     dataset = load("digits")
     made = []
     monkeypatch.setattr(loop.Trainer, "_make_steps", lambda self: made.append(self))
-    around = loop.Surroundings(NoFolder(), OneProcess(), torch.device("cpu"), StopRequest(), Silence(), NoTracker())
-    return loop.Trainer(config, dataset, around)
+    return loop.Trainer(config, dataset, loop.Surroundings())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +210,7 @@ def test_it_says_where_it_cannot_be(monkeypatch, settings, reason):
 
 @pytest.mark.parametrize(
     ("model", "ghosts", "reason"),
-    [("spare_weights", 0, "no gradient"), ("norm_twice", 64, "BatchNorm once"), ("norm_twice", 0, "")],
+    [("SpareWeights", 0, "no gradient"), ("NormTwice", 64, "BatchNorm once"), ("NormTwice", 0, "")],
 )
 def test_a_pass_shows_where_it_cannot_be(monkeypatch, model, ghosts, reason):
     trainer = trainer_of(monkeypatch, model=f"odd_models:{model}", method="plain", ghost_batch_size=ghosts)

@@ -229,7 +229,7 @@ def _refuse_what_is_not_chosen(todo: Plan) -> None:
 
 
 def _carry_out(todo: Plan, place: Place, jobs: int, pack: Path | None, scale: Scale) -> list[Outcome]:
-    cost = f", {_minutes(todo)} on an H200" if scale == "paper" else ""
+    cost = f", about {todo.seconds / 60:.1f} minutes on an H200" if scale == "paper" else ""
     print(f"{todo.runs} runs wanted, {todo.done} done; {len(todo.tasks)} tasks{cost}", flush=True)
     for line in _cannot(todo):
         print(line, flush=True)
@@ -253,10 +253,6 @@ def _cannot(todo: Plan) -> list[str]:
             f"{todo.unmeasured} runs are known from packs, without weights to measure: --retrain trains them again"
         )
     return lines
-
-
-def _minutes(todo: Plan) -> str:
-    return f"about {todo.seconds / 60:.1f} minutes"
 
 
 def _pack(out: Path, pack: Path) -> bool:

@@ -90,6 +90,11 @@ def status(root: str | Path | None = None) -> list[Status]:
     return found
 
 
+def is_here(name: str, root: str | Path | None = None) -> bool:
+    """Whether a dataset is there, without reading it."""
+    return name == "digits" or any(map(os.path.lexists, _places(name, root)))
+
+
 def verify(name: str, root: str | Path | None = None) -> Verification:
     """Read every file of a dataset, and compare with the published checksums; DataError where it is broken."""
     if name == "digits":

@@ -92,16 +92,6 @@ class Dataset:
         """How many classes there are."""
         return len(self.class_names)
 
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Per channel, on the scale where a pixel of 255 is 1."""
-        return self.train.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Per channel, on the scale where a pixel of 255 is 1."""
-        return self.train.std
-
     def to(self, device: torch.device | str) -> Dataset:
         """The same dataset with its in-memory splits on `device`, so that several loaders share one copy there."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))

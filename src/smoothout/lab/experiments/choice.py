@@ -261,16 +261,13 @@ def standing(candidates: Sequence[Row], records: Records) -> Standing | None:
     A candidate of which a run diverged is out.
     """
     rows = tuple(row for row in candidates if not records.diverged(row.config))
-    baseline = records.group(candidates[0].versus or candidates[0].config)
-    groups = [records.group(row.config) for row in rows]
-    known = [group for group in (baseline, *groups) if group is not None]
-    if baseline is None or len(known) <= len(rows):
+    baseline = candidates[0].versus or candidates[0].config
+    common = records.in_common([baseline, *(row.config for row in rows)])
+    if not rows or common is None:
         return None
-    seeds = tuple(sorted(set.intersection(*(set(group.seeds) for group in known))))
-    if not rows or not seeds:
-        return None
-    of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in known)
-    return Standing(rows, tuple(accuracies), of_baseline, seeds)
+    groups, seeds = common
+    of_baseline, *accuracies = (mean_accuracy(group, seeds) for group in groups)
+    return Standing(rows, tuple(accuracies), of_baseline, tuple(sorted(seeds)))
 
 
 def decided(setting: Setting, network: Network, batch_size: int, method: str, records: Records) -> Standing | None:

@@ -19,17 +19,7 @@ from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.groups import (
-    FEWEST_RUNS,
-    Difference,
-    Group,
-    Sample,
-    compare,
-    difference,
-    pairs,
-    reported,
-    sense_of,
-)
+from smoothout.lab.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, pairs, reported, sense_of
 
 PAPER_SDS = {
     ("plain", "small"): 0.33,

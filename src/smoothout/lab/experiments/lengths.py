@@ -168,12 +168,11 @@ def _place_of_best(gains: Sequence[tuple[float, float]]) -> str:
 def _gains(short: Row, long: Row, records: Records) -> tuple[float, float] | None:
     """In points, over the seeds that all of these runs have, −∞ for one that diverged; None without such a seed."""
     ended = [row for row in (short, long) if not records.diverged(row.config)]
-    groups = [records.group(config) for row in ended for config in (row.config, row.versus) if config is not None]
-    known = [group for group in groups if group is not None]
-    seeds = set.intersection(*(set(group.seeds) for group in known)) if known else set()
-    if len(known) < len(groups) or not seeds:
+    common = records.in_common([each for row in ended for each in (row.config, row.versus) if each is not None])
+    if common is None:
         return None
-    means = iter([100 * mean_accuracy(group, seeds) for group in known])
+    groups, seeds = common
+    means = iter([100 * mean_accuracy(group, seeds) for group in groups])
     first, second = (next(means) - next(means) if row in ended else -math.inf for row in (short, long))
     return first, second
 

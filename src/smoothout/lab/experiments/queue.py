@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -79,7 +78,7 @@ def plan(
     """
     runs, lines = _wanted(experiments, seeds)
     others_want, _ = _wanted(others, seeds)
-    here = {dataset: is_here(dataset, data_root) for dataset in {config.dataset for config in runs}}
+    here = {dataset: catalogue.is_here(dataset, data_root) for dataset in {config.dataset for config in runs}}
     open_ends = _open_ends(lines, records)
     tasks: list[Task] = []
     absent: Counter[str] = Counter()
@@ -192,13 +191,3 @@ def folder_of(out: Path, config: Config) -> Path:
     dataset = re.sub(r"[^A-Za-z0-9]+", "-", config.dataset).strip("-")
     family = f"{config.model}-{dataset}-{config.batch_size}-{config.method}-{config.preset}"
     return out / f"{family}-{config.with_seed(0).hash}" / f"seed-{config.seed}"
-
-
-def is_here(dataset: str, data_root: Path | None) -> bool:
-    """Whether a data set is there, without reading it."""
-    if dataset.startswith(catalogue.FOLDER_PREFIX):
-        path = dataset.removeprefix(catalogue.FOLDER_PREFIX)
-        return any(
-            os.path.lexists(place) for place in (Path(path), *(r / path for r in catalogue.data_roots(data_root)))
-        )
-    return any(status.name == dataset and status.is_here for status in catalogue.status(data_root))

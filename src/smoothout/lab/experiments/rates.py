@@ -100,9 +100,8 @@ def best_rates(setting: Setting, records: Records) -> dict[str, float]:
 
 def _best(configs: list[Config], records: Records) -> Group | None:
     """The rate with the highest mean over the seeds that all have; one of which a run diverged is out."""
-    left = [config for config in configs if not records.diverged(config)]
-    groups = [group for config in left if (group := records.group(config)) is not None]
-    seeds = set.intersection(*(set(group.seeds) for group in groups)) if groups else set()
-    if len(groups) < len(left) or not seeds:
+    common = records.in_common([config for config in configs if not records.diverged(config)])
+    if common is None:
         return None
+    groups, seeds = common
     return max(groups, key=lambda group: mean_accuracy(group, seeds))

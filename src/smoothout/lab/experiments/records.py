@@ -109,6 +109,12 @@ class Records:
         runs = [self._as_first_trained(found.run) for found in self.seeds_of(config) if found.run.record is not None]
         return Group(config.with_seed(0), tuple(runs)) if runs else None
 
+    def in_common(self, configs: Sequence[Config]) -> tuple[list[Group], set[int]] | None:
+        """The finished runs of all these, and the seeds that all of them have; None without such a seed."""
+        groups = [group for config in configs if (group := self.group(config)) is not None]
+        seeds = set.intersection(*(set(group.seeds) for group in groups)) if groups else set()
+        return (groups, seeds) if seeds and len(groups) == len(configs) else None
+
     def _cut_out(self, config: Config) -> Found | None:
         """The beginning of a finished run that went on; None where there is none. Nothing was measured of it."""
         whole = self._by_hash.get(config.to_the_end().hash) if is_in_longer_runs(config) else None

@@ -14,7 +14,6 @@ from smoothout.lab.report.sections import percent
 
 TABLES = ("table1", "table2")
 COMPARED = ("smoothout", "adasmoothout")
-BEGIN, END = "<!-- smoothout reproduce results --digest -->", "<!-- end of what it prints -->"
 
 
 def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> Table:
@@ -33,11 +32,6 @@ def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) 
             seen.add(runs)
     titles = tuple(METHODS[name].title for name in COMPARED)
     return Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
-
-
-def between_marks(text: str) -> str:
-    """What a page of the docs holds of it."""
-    return text.split(BEGIN)[1].split(END)[0].strip() + "\n"
 
 
 def _line(base: Row, experiment: Experiment, setting: Setting, records: Records) -> page.Row | None:

@@ -61,8 +61,9 @@ def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """
     styles = []
     for group in groups:
-        alike = [g for g in groups if (g.config.method, g.config.batch_size) == _kind(group)]
-        colour = _lighter(COLOURS[group.config.method], 0.65 * alike.index(group) / max(1, len(alike) - 1))
+        method, size = group.config.method, group.config.batch_size
+        alike = [g for g in groups if (g.config.method, g.config.batch_size) == (method, size)]
+        colour = _lighter(COLOURS[method], 0.65 * alike.index(group) / max(1, len(alike) - 1))
         styles.append({"color": colour, "linestyle": DASHES[_rank(group, groups) % len(DASHES)]})
     return styles
 
@@ -70,10 +71,6 @@ def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _rank(group: Group, groups: Sequence[Group]) -> int:
     """Of its batch size, 0 for the largest."""
     return len({g.config.batch_size for g in groups if g.config.batch_size > group.config.batch_size})
-
-
-def _kind(group: Group) -> tuple[str, int]:
-    return group.config.method, group.config.batch_size
 
 
 def _lighter(colour: str, part: float) -> str:

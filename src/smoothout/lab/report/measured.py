@@ -132,10 +132,11 @@ def _eigenvalue(results: Sequence[Curvature]) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     sample = Sample(tuple(values))
-    return _amount(sample.mean, 3) + ("" if sample.sd is None else f" ± {_amount(sample.sd, 1)}")
+    return amount(sample.mean, 3) + ("" if sample.sd is None else f" ± {amount(sample.sd, 1)}")
 
 
-def _amount(value: float, digits: int) -> str:
+def amount(value: float, digits: int) -> str:
+    """So many digits, but all those before the point."""
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 

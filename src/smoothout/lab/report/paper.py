@@ -23,6 +23,7 @@ from smoothout.lab.groups import (
 )
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
+from smoothout.lab.report.measured import amount
 from smoothout.lab.report.page import Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
@@ -263,12 +264,8 @@ def _sharpness(found: Sequence[Found], wanted: Measuring) -> Cell:
         return Cell("–", "faint")
     converged = sum(result.status == "converged" for result in results)
     sample = Sample(tuple(result.value for result in results))
-    spread = "" if sample.sd is None else f" ± {_amount(sample.sd)}"
-    return Cell(f"{_amount(sample.mean)}{spread} ({converged} of {len(results)})")
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    spread = "" if sample.sd is None else f" ± {amount(sample.sd, 3)}"
+    return Cell(f"{amount(sample.mean, 3)}{spread} ({converged} of {len(results)})")
 
 
 def _paper_sharpness(row: Row) -> Cell:

@@ -16,7 +16,7 @@ from smoothout.lab.data import AUGMENTATIONS, Batches, Dataset, hold_out, load
 from smoothout.lab.data.augment import BoxAugmentation
 from smoothout.lab.data.dataset import Split
 from smoothout.lab.models import chunk_count, with_ghost_norm
-from smoothout.lab.train.processes import OneProcess, Processes
+from smoothout.lab.train.processes import ALONE, Processes
 from smoothout.lab.train.regime import scaled_rate
 
 EVALUATION_BATCH = 1000
@@ -82,7 +82,7 @@ def training_batches(
     config: Config,
     dataset: Dataset,
     device: torch.device,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
     workers: int | None = None,
 ) -> Batches:
     """Shuffled batches of the training split.
@@ -90,7 +90,6 @@ def training_batches(
     A short last batch is trained on, weighed as it is. One of fewer than two images a process is left out, since
     BatchNorm has no statistics of one.
     """
-    processes = OneProcess() if processes is None else processes
     rest = len(dataset.train) % config.batch_size
     augment = _augmentation(config, dataset)
     _check_size(augment, dataset)
@@ -140,7 +139,7 @@ def judging_batches(
     config: Config,
     dataset: Dataset,
     device: torch.device,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
     split: str = "test",
     workers: int | None = None,
     batch_size: int | None = None,
@@ -148,7 +147,6 @@ def judging_batches(
     augmented: bool = False,
 ) -> Batches:
     """The images of a split in the files' order, or in one that is always the same; as they are, or as in training."""
-    processes = OneProcess() if processes is None else processes
     images = dataset.train if split == "train" else dataset.test
     size = min(batch_size or EVALUATION_BATCH, len(images))
     while 0 < len(images) % size < processes.world_size:  # every process must have a part of the last batch

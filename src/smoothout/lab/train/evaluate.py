@@ -17,7 +17,7 @@ from smoothout.lab.methods import smoothing
 from smoothout.lab.models.folded import FoldedResNet
 from smoothout.lab.models.resnet import ResNet
 from smoothout.lab.train.ghost_step import AMP_TYPES
-from smoothout.lab.train.processes import OneProcess, Processes
+from smoothout.lab.train.processes import ALONE, Processes
 from smoothout.lab.train.stacked import why_no_stack
 
 
@@ -34,7 +34,7 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
     precision: AbstractContextManager[Any] | None = None,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
     noise: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Evaluation:
     """Mean over all images of all processes; the device is waited for once, at the end.
@@ -46,9 +46,9 @@ def evaluate(
     return in_numbers(evaluated(model, batches, precision=precision, noise=noise), processes)
 
 
-def in_numbers(sums: Tensor, processes: Processes | None = None) -> Evaluation:
+def in_numbers(sums: Tensor, processes: Processes = ALONE) -> Evaluation:
     """Of what `evaluated` gave; waits for the device."""
-    loss, right, images = (OneProcess() if processes is None else processes).sum(sums).tolist()
+    loss, right, images = processes.sum(sums).tolist()
     return Evaluation(loss / images, right / images)
 
 

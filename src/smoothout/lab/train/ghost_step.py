@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from smoothout.lab.models import ghost_sizes
-from smoothout.lab.train.processes import OneProcess, Processes
+from smoothout.lab.train.processes import ALONE, Processes
 
 AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -71,12 +71,12 @@ class GhostStep:
         chunks: int = 1,
         amp: str = "none",
         clip: float = 0.0,
-        processes: Processes | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.chunks, self.clip = chunks, clip
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.processes = OneProcess() if processes is None else processes
+        self.processes = processes
         self.half = AMP_TYPES.get(amp)
         self._device_type = self.parameters[0].device.type
         self.scaler = torch.amp.GradScaler(self._device_type, enabled=amp == "fp16")

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,12 +37,12 @@ from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss
 from smoothout.lab.train.ghost_step import GhostStep
 from smoothout.lab.train.graph_step import GraphStep
-from smoothout.lab.train.processes import Processes
+from smoothout.lab.train.processes import ALONE, Processes
 from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
 from smoothout.lab.train.statistics import has_statistics, measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
-from smoothout.lab.train.trackers import Tracker
+from smoothout.lab.train.trackers import NoTracker, Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
 
 CHECK_EVERY = 200
@@ -54,14 +54,14 @@ class Diverged(RunError):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Everything about a run that does not determine its result."""
+    """Everything about a run that does not determine its result; by default it is alone, on a CPU, and leaves none."""
 
-    folder: RunFolder | NoFolder
-    processes: Processes
-    device: torch.device
-    stop: StopRequest
-    progress: Progress
-    tracker: Tracker
+    folder: RunFolder | NoFolder = field(default_factory=NoFolder)
+    processes: Processes = ALONE
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    stop: StopRequest = field(default_factory=StopRequest)
+    progress: Progress = field(default_factory=Progress)
+    tracker: Tracker = field(default_factory=NoTracker)
     checkpoint_every: int = 1
     workers: int | None = None
     cuda_graphs: bool = True

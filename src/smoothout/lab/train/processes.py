@@ -57,6 +57,9 @@ class OneProcess:
         pass
 
 
+ALONE = OneProcess()
+
+
 class SeveralProcesses:
     """The processes of torchrun: NCCL between CUDA devices, gloo between CPUs."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,24 +18,10 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.2
 
 
-class Progress(Protocol):
-    """Told of everything; shows what it likes. Entered for as long as it shows something."""
+class Progress:
+    """Told of everything; shows what it likes, here nothing. Entered for as long as it shows something."""
 
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def say(self, text: str) -> None: ...
-    def start(self, config: Config, steps_per_epoch: int, position: Position) -> None: ...
-    def begin_epoch(self, epoch: int, step: int) -> None: ...
-    def step(self, strength: float) -> None: ...
-    def end_epoch(self, metrics: EpochMetrics) -> None: ...
-
-
-class Silence:
-    """Shows nothing."""
-
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None: ...
@@ -47,7 +32,7 @@ class Silence:
     def end_epoch(self, metrics: EpochMetrics) -> None: ...
 
 
-class Lines(Silence):
+class Lines(Progress):
     """One line an epoch.
 
     Args:
@@ -69,7 +54,7 @@ class Lines(Silence):
         self.say(f"{self._label}epoch {metrics.epoch}/{self._epochs}  {what}  {metrics.seconds:.2f} s")
 
 
-class TerminalBar(Silence):
+class TerminalBar(Progress):
     """A bar over all steps, with loss and accuracy of the last epoch, the strength now and the time that remains."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -90,7 +75,7 @@ class TerminalBar(Silence):
         self._last = ""
         self._drawn = 0.0
 
-    def __enter__(self) -> TerminalBar:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -140,5 +125,5 @@ def described(metrics: EpochMetrics, judged: str = "test") -> str:
 def progress_for(rank: int, quiet: bool = False, label: str = "") -> Progress:
     """A bar where somebody watches, lines where a file does, or where several runs (each with a label) are going on."""
     if rank or quiet:
-        return Silence()
+        return Progress()
     return TerminalBar() if sys.stdout.isatty() and not label else Lines(label)

@@ -188,18 +188,8 @@ def _one_run(
         if options.tensorboard and processes.rank == 0:
             tracker = TensorBoard(out / "tensorboard", first_epoch)
             stack.callback(tracker.close)
-        around = Surroundings(
-            folder,
-            processes,
-            device,
-            stop,
-            progress,
-            tracker,
-            checkpoint_every=options.checkpoint_every,
-            workers=options.workers,
-            cuda_graphs=options.cuda_graphs,
-            clock=clock,
-        )
+        how = options.checkpoint_every, options.workers, options.cuda_graphs, clock
+        around = Surroundings(folder, processes, device, stop, progress, tracker, *how)
         trainer = Trainer(config, dataset, around)
         provenance = Provenance.here(device, processes.world_size, together)
         folder.begin(config, provenance)  # not before all that the user named was found
