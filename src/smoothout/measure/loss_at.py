@@ -134,8 +134,8 @@ class ModelLossAt:
             loss.add(self._loss_of(batch), weight_of(batch))
             right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
             if right is not None:
-                accuracy.add(torch.as_tensor(right, dtype=torch.float64), weight_of(batch))
-        return loss.value(), accuracy.value() if accuracy.weight else None
+                accuracy.add(_fraction(right), weight_of(batch))
+        return loss.value(), _checked_accuracy(accuracy.value()) if accuracy.weight else None
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
@@ -322,6 +322,26 @@ class _Mean:
 
     def value(self) -> float:
         return float(self.tensor())
+
+
+def _fraction(right: Any) -> Tensor:
+    fraction = torch.as_tensor(right, dtype=torch.float64)
+    if fraction.numel() != 1:
+        raise ValueError(
+            f"accuracy_fn(model, batch) returned a tensor of shape {tuple(fraction.shape)}: give the fraction right, "
+            "the .float().mean() of it"
+        )
+    return fraction
+
+
+def _checked_accuracy(mean: float) -> float:
+    """The mean over batches, at once: to look at every batch would be to wait for the device."""
+    if mean < -1e-6 or mean > 1.0 + 1e-6:
+        raise ValueError(
+            f"accuracy_fn(model, batch) returned {mean:g} on average: give the fraction right, from 0 to 1, "
+            "neither a count nor per cent"
+        )
+    return mean
 
 
 def _scalar(loss: Any) -> Tensor:
