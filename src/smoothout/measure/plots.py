@@ -80,7 +80,7 @@ def plot_sensitivity(
             )
     if log:
         ax.set_yscale("log")
-    return _with_legend(ax, results)
+    return _with_legend(ax, results, above=len(results) > 4)
 
 
 def plot_interpolation(

@@ -138,10 +138,15 @@ def _difference(d: Difference | None, group: Group, points: bool = False) -> Cel
     if points:
         text = f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
     else:
-        text = f"{d.mean:+.3g} [{d.low:+.2g}, {d.high:+.2g}]"
+        text = f"{_signed(d.mean, 3)} [{_signed(d.low, 2)}, {_signed(d.high, 2)}]"
     if not is_claimed(d, group, more_is_better=points):
         return Cell(text, "faint")
     return Cell(text, "good" if (d.mean > 0) == points else "bad")
+
+
+def _signed(value: float, digits: int) -> str:
+    """-0.30 beside -0.43: a zero at the end is a digit like others."""
+    return f"{value:+#.{digits}g}".removesuffix(".").replace(".e", "e")
 
 
 def percent(sample: Sample) -> str:
@@ -196,7 +201,7 @@ def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
     drawn = []
     names = [name_of(group, groups) for group in groups]
     curves = [[each.result for each in of_group(group, SENSITIVITY)] for group in groups]
-    if all(curves) and any(loss_rises(groups)):
+    if all(loss_rises(groups)):
         axis = "noise strength a"
         if curves[0][0].scale == "filter":
             axis += " (relative to filter norms)"
