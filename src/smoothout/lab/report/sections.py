@@ -214,7 +214,12 @@ def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
     judged = judged_on(groups)
     pictures: tuple[tuple[Callable[[EpochMetrics], float], str, bool, str], ...] = (
         (lambda m: m.test_loss, f"{judged} loss", True, "The loss on images that training never saw."),
-        (lambda m: 100 * m.test_accuracy, f"{judged} accuracy, %", False, "Accuracy on the same images."),
+        (
+            lambda m: 100 * m.test_accuracy,
+            f"{judged} accuracy, %",
+            False,
+            "Accuracy on the same images. The first epochs may lie below the picture.",
+        ),
         (lambda m: m.train_loss, "training loss", True, "The training loss as training saw it, with noise if any."),
     )
     for value, name, log, caption in pictures:
