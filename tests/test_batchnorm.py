@@ -94,6 +94,16 @@ def test_instance_norm_that_tracks_is_frozen_too():
     assert not torch.equal(model[1].running_mean, torch.zeros(3))
 
 
+def test_update_bn_called_as_torchs_own_says_which_comes_first():
+    model, batches = network(), [torch.randn(8, 4)]
+    before = snapshot(model)
+    with pytest.raises(TypeError, match=r"model is a list: give the torch\.nn\.Module first, then the batches"):
+        update_bn(batches, model)
+    assert_same(model, before, buffers=True)
+    with pytest.raises(TypeError, match=r"model is a str: give the torch\.nn\.Module first$"):
+        update_bn("model", batches)
+
+
 def test_update_bn_of_batches_that_are_dictionaries_asks_how():
     model = network()
     before = snapshot(model)

@@ -471,6 +471,8 @@ BAD_INPUT = [
     (lambda: SmoothOut(LINEAR, noise=Bernoulli(0.1)), ValueError, 'needs scale="weight"'),
     (lambda: Bernoulli(1.5), ValueError, "p=1.5"),
     (lambda: SmoothOut(LINEAR, schedule=0.5), TypeError, "schedule=0.5 is not callable"),
+    (lambda: SmoothOut(LINEAR, schedule="linear"), TypeError, r"such as smoothout\.schedule\.Linear\(1000\)"),
+    (lambda: SmoothOut(LINEAR, schedule=schedule.Cosine), TypeError, r"schedule is the class Cosine: .* Cosine\(…\)"),
     (lambda: SmoothOut(LINEAR, schedule=lambda t: -1.0).current_strength, ValueError, "gave -1.0 at step 0"),
     (lambda: SmoothOut(LINEAR, select="all"), TypeError, "select='all' is not callable"),
     (lambda: SmoothOut(LINEAR, seed=1.5), TypeError, "seed=1.5"),

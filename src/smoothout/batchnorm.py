@@ -61,6 +61,10 @@ def update_bn(
     Examples:
         >>> update_bn(model, loader, forward=lambda model, batch: model(batch["image"].cuda()))
     """
+    if not isinstance(model, nn.Module):
+        swapped = ", then the batches: torch's own update_bn takes them the other way round"
+        order = swapped if isinstance(batches, nn.Module) else ""
+        raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module first{order}")
     layers = _tracking(model)
     if not layers:
         return

@@ -92,6 +92,17 @@ class Warmup(_OverSteps):
         return _progress(step, self.steps) * self.then(step)
 
 
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no function of a step: a name, a number, or a class in place of an object of it."""
+    if not callable(schedule):
+        raise TypeError(
+            f"schedule={schedule!r} is not callable: give a function from a step to a factor, "
+            "such as smoothout.schedule.Linear(1000)"
+        )
+    if isinstance(schedule, type) and any("__call__" in vars(base) for base in schedule.__mro__):
+        raise TypeError(f"schedule is the class {schedule.__name__}: give an object of it, {schedule.__name__}(…)")
+
+
 def factor(schedule: Schedule | None, step: int) -> float:
     """The schedule's value at a step, checked."""
     given = 1.0 if schedule is None else schedule(step)

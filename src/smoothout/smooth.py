@@ -26,7 +26,7 @@ from smoothout.filters import Filter, Scale, as_scale
 from smoothout.late_backward import LateBackwardGuard
 from smoothout.noise import Noise, as_noise
 from smoothout.perturb import Perturbation
-from smoothout.schedule import Schedule, factor
+from smoothout.schedule import Schedule, check_schedule, factor
 from smoothout.select import Predicate, Selected, frozen_parameters, not_normalisation, select_parameters
 from smoothout.sharding import is_dtensor
 from smoothout.summary import Summary, summarise
@@ -71,8 +71,8 @@ class SmoothOut:
     ) -> None:
         check_model(model)
         self.strength = strength
-        if schedule is not None and not callable(schedule):
-            raise TypeError(f"schedule={schedule!r} is not callable: give a function from a step to a factor")
+        if schedule is not None:
+            check_schedule(schedule)
         for name, flag in (("denoise", denoise), ("shared_noise", shared_noise)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name}={flag!r}: give True or False")

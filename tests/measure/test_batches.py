@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from networks import accuracy, batches, cross_entropy, mlp
+from networks import batches, cross_entropy, mlp
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from smoothout import measure
@@ -116,16 +116,3 @@ def test_batches_weigh_as_they_were_before_a_loss_that_pops():
     for name in ("sharpness", "interpolate", "curvature"):
         expected = MEASUREMENTS[name](model, cross_entropy, batches())
         assert MEASUREMENTS[name](model, popping, Dictionaries()) == expected
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (lambda m, b: (m(b[0]).argmax(1) == b[1]).sum(), "in the mean: give the fraction right, between 0 and 1"),
-        (lambda m, b: m(b[0]).argmax(1) == b[1], r"shape \(8,\): give the fraction right, a single number"),
-    ],
-)
-def test_counts_of_right_answers_are_no_accuracy(wrong, words):
-    with pytest.raises(ValueError, match=words):
-        measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=wrong)
-    measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=accuracy)

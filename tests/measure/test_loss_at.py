@@ -392,6 +392,19 @@ def test_an_accuracy_is_what_accuracy_fn_returned():
     assert found.accuracies == (0.9,)  # not what single precision makes of it
 
 
+@pytest.mark.parametrize(
+    ("accuracy_fn", "words"),
+    [
+        (lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum() + 2, "neither a count nor per cent"),
+        (lambda model, batch: model(batch[0]).argmax(1) == batch[1], r"of shape \(\d+,\): give the fraction right"),
+    ],
+)
+def test_an_accuracy_that_is_no_fraction_is_refused(accuracy_fn, words):
+    with pytest.raises(ValueError, match=words):
+        measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=accuracy_fn)
+    measure.sensitivity(mlp(), cross_entropy, batches(), [0.0], accuracy_fn=accuracy)
+
+
 @pytest.mark.parametrize("name", ["sharpness", "curvature", "sensitivity", "landscape"])
 def test_a_default_device_is_not_where_numbers_are_drawn(name):
     """ "meta" has no numbers at all; users set "cuda"."""

@@ -36,6 +36,10 @@ def test_sensitivity(networks, tmp_path):
     assert shown(ax, tmp_path) == ["one", "two"]
     assert [tuple(line.get_ydata()) for line in ax.lines] == [r.losses for r in results.values()]
     assert shown(results["one"].plot(), tmp_path) == []
+    many = {f"run {i}": results["one"] for i in range(9)}
+    ax = plots.plot_sensitivity(many)
+    assert len(shown(ax, tmp_path)) == 9
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1  # it would lie on the curves
 
 
 @pytest.mark.parametrize(("length", "columns"), [(3, 3), (22, 2), (50, 1)])

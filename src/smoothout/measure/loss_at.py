@@ -146,8 +146,8 @@ class ModelLossAt:
             loss.add(self._loss_of(batch), weight)
             right = None if self.accuracy_fn is None else self.accuracy_fn(self.model, batch)
             if right is not None:
-                accuracy.add(_scalar_accuracy(right), weight)
-        return loss.value(), _fraction(accuracy.value()) if accuracy.weight else None
+                accuracy.add(_fraction(right), weight)
+        return loss.value(), _checked_accuracy(accuracy.value()) if accuracy.weight else None
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
         self.write(w)
@@ -352,19 +352,21 @@ class _Mean:
         return float(self.tensor())
 
 
-def _scalar_accuracy(right: Any) -> Tensor:
-    value = torch.as_tensor(right, dtype=torch.float64)
-    if value.numel() != 1:
+def _fraction(right: Any) -> Tensor:
+    fraction = torch.as_tensor(right, dtype=torch.float64)
+    if fraction.numel() != 1:
         raise ValueError(
-            f"accuracy_fn(model, batch) returned a tensor of shape {tuple(value.shape)}: give the fraction right, a "
-            "single number, or None"
+            f"accuracy_fn(model, batch) returned a tensor of shape {tuple(fraction.shape)}: give the fraction right, "
+            "the .float().mean() of it"
         )
-    return value.reshape(())
+    return fraction.reshape(())
 
 
-def _fraction(accuracy: float) -> float:
-    if accuracy < 0 or accuracy > 1 + 1e-9:
+def _checked_accuracy(mean: float) -> float:
+    """The mean over batches, at once: to look at every batch would be to wait for the device."""
+    if mean < -1e-6 or mean > 1.0 + 1e-6:
         raise ValueError(
-            f"accuracy_fn(model, batch) returned {accuracy:.6g} in the mean: give the fraction right, between 0 and 1"
+            f"accuracy_fn(model, batch) returned {mean:g} on average: give the fraction right, from 0 to 1, "
+            "neither a count nor per cent"
         )
-    return accuracy
+    return mean

@@ -79,7 +79,7 @@ def plot_sensitivity(
             ax.fill_between(strengths, losses - spreads, losses + spreads, color=style["color"], alpha=0.18, lw=0)
     if log:
         ax.set_yscale("log")
-    return _with_legend(ax, results)
+    return _with_legend(ax, results, above=len(results) > 4)
 
 
 def plot_interpolation(

@@ -219,6 +219,12 @@ def frozen(classes):
         (["train", "--config", "none.toml"], 1, "error: none.toml: cannot be read"),
         (["data", "verify", "mnist", "--data-root", "nowhere"], 1, "error: mnist: not found. Looked in"),
         (["data", "fetch", "digits"], 1, "error: digits: embedded"),
+        (
+            ["report", "runs", "--out", "a.pdf"],
+            1,
+            "error: out='a.pdf': the page is HTML, give a file that ends in .html",
+        ),
+        (["report", "runs", "--out", "a.jsonl"], 1, "in .html; --pack writes records"),
         (["trian"], 2, "No such command"),
     ],
 )

@@ -64,6 +64,13 @@ def test_interpolation_ends_at_the_two_runs(runs):
             assert kept.result.losses[end] == at.base_loss()
 
 
+def test_without_a_terminal_each_run_is_a_line(runs):
+    done = measured("sensitivity", "a", "b", "--strengths", "0,0.01", "--images", "50", cwd=runs)
+    assert done.stderr.splitlines() == ["sensitivity of a, run 1 of 2", "sensitivity of b, run 2 of 2"]
+    done = measured("sensitivity", "a", "--strengths", "0,0.01", "--images", "50", cwd=runs)
+    assert done.stderr.splitlines() == ["sensitivity of a"]
+
+
 def test_tables_say_what_their_numbers_are(runs):
     table = measured("sensitivity", "a", "--strengths", "0,0.01,0.05", "--images", "50", cwd=runs).stdout
     assert "loss at a = 0 " in table

@@ -141,7 +141,10 @@ def val_is_train(folder):
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
-        (remove_val, "val: found no file; expected a folder"),
+        (
+            remove_val,
+            "val: found no file; expected a folder with one folder of images a class (the layout is train/CLASS/",
+        ),
         (val_is_a_file, "val: found a file; expected a folder"),
         (val_is_a_dangling_link, "a symbolic link to nothing"),
         (no_class, "val: found no class folder"),

@@ -10,7 +10,7 @@ from smoothout.lab.config import resolve
 from smoothout.lab.groups import Group, group_runs
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.names import name_of
-from smoothout.lab.report.sections import table_sections
+from smoothout.lab.report.sections import _signed, figures_sections, table_sections
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -132,6 +132,20 @@ def test_why_there_is_no_loss_rise_is_said(runs):
     for run in runs:
         _measure(run, "sensitivity", strengths=(0.0, 0.2), draws=2)
     assert not [text for text in _paragraphs(runs) if "left out" in text]
+
+
+def test_a_row_that_is_not_wholly_measured_says_so_and_is_in_no_picture(runs):
+    _measure(runs[0], "sensitivity", strengths=(0.0, 0.2), draws=2)
+    assert [text for text in _paragraphs(runs) if "`smoothout measure sensitivity` has yet to measure all runs" in text]
+    groups = group_runs(map(load_run, runs))
+    pictures = len(figures_sections(groups)[0].figures)
+    _measure(runs[1], "sensitivity", strengths=(0.0, 0.2), draws=2)
+    assert not [text for text in _paragraphs(runs) if "has yet to measure" in text]
+    assert len(figures_sections(groups)[0].figures) == pictures + 1
+
+
+def test_an_interval_keeps_the_zeros_at_its_end():
+    assert [_signed(x, 2) for x in (-0.43, -0.3, 0.04, 12.0, 3e-5)] == ["-0.43", "-0.30", "+0.040", "+12", "+3.0e-05"]
 
 
 def test_sharpness_and_curvature_are_shown_where_all_runs_have_them_alike(runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -263,9 +264,10 @@ def _measure_all(
 ) -> dict[str, Any]:
     """Measure every finished run at these places, keep the results in their folders, and give them by name."""
     results = {}
-    for path in _finished(places):
+    paths = _finished(places)
+    for i, path in enumerate(paths, 1):
         trained = loading.load(path)
-        with _bar(f"{kind} of {path}") as progress:
+        with _bar(f"{kind} of {path}" + (f", run {i} of {len(paths)}" if len(paths) > 1 else "")) as progress:
             taken = measurements.take(kind, trained, split, progress, **settings)
         _keep(path, taken)
         results[str(path)] = taken.result
@@ -299,7 +301,10 @@ def _mean_at_the_edge(surroundings: Any) -> float:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere one line, since to measure many runs may take hours."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        print(what, file=sys.stderr, flush=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=None)

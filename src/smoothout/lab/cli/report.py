@@ -38,9 +38,16 @@ def register(app: typer.Typer) -> None:
     app.command("report", help=HELP)(_report)
 
 
+def _page(file: Path) -> Path:
+    if file.suffix.lower() not in ("", ".html", ".htm"):
+        mends = {".md": "; --markdown prints the tables", ".jsonl": "; --pack writes records"}.get(file.suffix, "")
+        raise ValueError(f"out={str(file)!r}: the page is HTML, give a file that ends in .html{mends}")
+    return file
+
+
 def _report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, folders that hold some, or packs (.jsonl)")],
-    out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(callback=_page, help="the page to write, .html")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="its title")] = "Runs side by side",
     markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown, write no page")] = False,
     pack: Annotated[Path | None, typer.Option(help="add the records to this .jsonl, and write no page")] = None,

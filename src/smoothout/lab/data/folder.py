@@ -154,7 +154,7 @@ def _default_workers(batches: int) -> int:
 
 
 def _class_names(part: Path) -> tuple[str, ...]:
-    expected = "a folder with one folder of images a class"
+    expected = "a folder with one folder of images a class (the layout is train/CLASS/*.jpg and val/CLASS/*.jpg)"
     try:
         with os.scandir(part) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

@@ -94,18 +94,27 @@ def _with_legend(draw: Callable[[Any], None], names: Sequence[str]) -> str:
 def training_curves(
     groups: Sequence[Group], names: Sequence[str], value: Callable[[EpochMetrics], float], name: str, log: bool
 ) -> str:
-    """Mean over seeds of a figure of every epoch, against the part of training that is done."""
+    """Mean over seeds of a figure of every epoch, against the part of training that is done.
+
+    Without decades the lowest quarter of a curve may lie below the picture.
+    """
 
     def draw(axes: Any) -> None:
+        lowest, highest = [], []
         for group, label, style in zip(groups, names, line_styles(groups), strict=True):
             epochs = range(min(len(run.metrics) for run in group.runs))
             means = [sum(value(run.metrics[e]) for run in group.runs) / len(group.runs) for e in epochs]
             done = [(e + 1) / len(epochs) for e in epochs]
             marker = "" if len(epochs) > 1 else MARKERS[_rank(group, groups) % len(MARKERS)]
             axes.plot(done, means, label=label, marker=marker, **style)
+            lowest.append(sorted(means)[len(means) // 4])
+            highest.append(max(means))
         axes.set(xlabel="part of training done", ylabel=name, xlim=(0, 1.03))
         if log:
             axes.set_yscale("log")
+        elif max(highest) > min(lowest):  # from 10 to 100 % nobody sees a difference of one
+            room = 0.1 * (max(highest) - min(lowest))
+            axes.set_ylim(min(lowest) - room, max(highest) + room)
 
     return _with_legend(draw, names)
 

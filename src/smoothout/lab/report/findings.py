@@ -34,8 +34,8 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
         better += flat == "flatter than" and on_loss == "lower"
     if flatter:
         sentences.append(
-            f"Of {flatter} that are flatter, {better} {'has' if better == 1 else 'have'} a lower test loss: flatness "
-            "is measured apart from accuracy, since the one does not promise the other."
+            f"Of {flatter} that are flatter, {better} {'has' if better == 1 else 'have'} a lower test loss: a flatter "
+            "minimum need not be a better one, so the two are measured apart."
         )
     return Section("What came out", tuple(sentences)) if sentences else None
 

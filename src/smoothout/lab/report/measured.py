@@ -45,8 +45,10 @@ def rise_in_words(groups: Sequence[Group]) -> str:
     every = [each for group in groups for each in of_group(group, SENSITIVITY)]
     if not every:
         return ""
-    if any(loss_rises(groups)):
-        return f"† {_how(every[0].result)}"
+    rises = loss_rises(groups)
+    if any(rises):
+        dash = "" if all(rises) else " –: `smoothout measure sensitivity` has yet to measure all runs of the row."
+        return f"† {_how(every[0].result)}{dash}"
     differ = _settings_that_differ(every)
     if not differ and all(map(_has_both_ends, every)):
         runs = sum(len(group.runs) for group in groups)

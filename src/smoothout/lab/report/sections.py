@@ -138,10 +138,15 @@ def _difference(d: Difference | None, group: Group, points: bool = False) -> Cel
     if points:
         text = f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
     else:
-        text = f"{d.mean:+.3g} [{d.low:+.2g}, {d.high:+.2g}]"
+        text = f"{_signed(d.mean, 3)} [{_signed(d.low, 2)}, {_signed(d.high, 2)}]"
     if not is_claimed(d, group, more_is_better=points):
         return Cell(text, "faint")
     return Cell(text, "good" if (d.mean > 0) == points else "bad")
+
+
+def _signed(value: float, digits: int) -> str:
+    """-0.30 beside -0.43: a zero at the end is a digit like others."""
+    return f"{value:+#.{digits}g}".removesuffix(".").replace(".e", "e")
 
 
 def percent(sample: Sample) -> str:
@@ -196,7 +201,7 @@ def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
     drawn = []
     names = [name_of(group, groups) for group in groups]
     curves = [[each.result for each in of_group(group, SENSITIVITY)] for group in groups]
-    if all(curves) and any(loss_rises(groups)):
+    if all(loss_rises(groups)):
         axis = "noise strength a"
         if curves[0][0].scale == "filter":
             axis += " (relative to filter norms)"
@@ -209,7 +214,12 @@ def _figures(groups: Sequence[Group]) -> tuple[Figure, ...]:
     judged = judged_on(groups)
     pictures: tuple[tuple[Callable[[EpochMetrics], float], str, bool, str], ...] = (
         (lambda m: m.test_loss, f"{judged} loss", True, "The loss on images that training never saw."),
-        (lambda m: 100 * m.test_accuracy, f"{judged} accuracy, %", False, "Accuracy on the same images."),
+        (
+            lambda m: 100 * m.test_accuracy,
+            f"{judged} accuracy, %",
+            False,
+            "Accuracy on the same images. The first epochs may lie below the picture.",
+        ),
         (lambda m: m.train_loss, "training loss", True, "The training loss as training saw it, with noise if any."),
     )
     for value, name, log, caption in pictures:
