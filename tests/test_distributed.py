@@ -1,5 +1,7 @@
 """Two real processes (gloo): DDP, FSDP2, and noise that is one θ per logical tensor."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,6 +107,19 @@ def ddp_keeps_ranks_equal(rank, attach):
     first = [torch.empty_like(draws[0]) for _ in range(WORLD)]
     dist.all_gather(first, draws[0])
     assert not torch.equal(first[0], first[1])  # a different θ on each rank
+
+
+def ddp_keeps_ranks_equal_where_noise_stays(rank, attach):
+    model = DistributedDataParallel(network())
+    smooth, optimizer = SmoothOut(model, 0.1, denoise=False), sgd(model)
+    handle = smooth.attach(optimizer) if attach else None
+    for batch in batches(3):
+        with nullcontext() if handle else smooth.perturbed():
+            loss_of(model, part_of(batch, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for p in model.parameters():
+        assert_equal_on_all_ranks(p)
 
 
 def ddp_with_shared_noise_equals_one_process(rank, method):
@@ -231,6 +246,11 @@ def fsdp_user_noise_gets_the_whole_tensor(rank):
 @pytest.mark.parametrize("attach", [False, True])
 def test_ddp_parameters_stay_equal_with_noise_per_rank(in_two_processes, attach):
     in_two_processes(ddp_keeps_ranks_equal, attach)
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_ddp_parameters_stay_equal_where_noise_stays(in_two_processes, attach):
+    in_two_processes(ddp_keeps_ranks_equal_where_noise_stays, attach)
 
 
 @pytest.mark.parametrize("method", [SmoothOut, AdaSmoothOut])
