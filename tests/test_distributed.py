@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from smoothout import AdaSmoothOut, SmoothOut, measure
+from smoothout import AdaSmoothOut, SmoothOut, SmoothOutEnsemble, measure
 from smoothout.sharding import local_part
 from two_processes import WORLD, TwoProcesses
 
@@ -132,6 +132,23 @@ def ddp_with_shared_noise_equals_one_process(rank, method):
         optimizer.zero_grad()
     for p, q in zip(model.parameters(), one_process(method, 20).parameters()):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def ddp_ensemble_equals_one_process(rank):
+    one, model = network(), DistributedDataParallel(network())
+    ensembles = [SmoothOutEnsemble(m, copies=3, strength=0.2) for m in (one, model)]
+    optimizers = [sgd(one), sgd(model)]
+    for batch in batches(4):
+        ensembles[0].loss(loss_of, batch).backward()
+        ensembles[1].loss(loss_of, part_of(batch, rank)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(model.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+    for option in ("find_unused_parameters", "static_graph"):
+        with pytest.raises(ValueError, match=f"leave {option} out"):
+            SmoothOutEnsemble(DistributedDataParallel(network(), **{option: True}), copies=3)
 
 
 def ddp_measured_by_one_rank(rank):
@@ -260,6 +277,10 @@ def test_ddp_with_shared_noise_equals_one_process_on_the_joined_batch(in_two_pro
 
 def test_ddp_no_sync_accumulation(in_two_processes):
     in_two_processes(ddp_no_sync_accumulation)
+
+
+def test_a_ddp_ensemble_equals_one_process_on_the_joined_batch(in_two_processes):
+    in_two_processes(ddp_ensemble_equals_one_process)
 
 
 def test_one_rank_may_measure_a_ddp_model_alone(in_two_processes):

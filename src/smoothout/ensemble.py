@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import stateless
 
 from smoothout.attach import paused
@@ -56,6 +57,12 @@ class SmoothOutEnsemble:
         check_model(model)
         if sharded_modules(model):
             raise ValueError("model is sharded by FSDP2: the ensemble needs whole weights in one process")
+        for option in ("find_unused_parameters", "static_graph"):  # with which DDP follows the graphs of the copies
+            if any(isinstance(m, DistributedDataParallel) and getattr(m, option) for m in model.modules()):
+                raise ValueError(
+                    f"model is a DistributedDataParallel with {option}=True, which does not see the ensemble's one "
+                    f"backward for all copies: leave {option} out, every parameter gets a gradient here"
+                )
         self.model, self.copies = model, whole_number("copies", copies)
         self.chunk = 1 if chunk is None else whole_number("chunk", chunk)
         self.strength = check_strength(strength)
