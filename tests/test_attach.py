@@ -277,6 +277,27 @@ def test_a_forward_without_backward_is_taken_back():
     assert_same(model, before)
 
 
+def test_a_forward_that_is_a_generator_is_refused():
+    class Exits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+                yield x
+
+    model = Exits()
+    before = snapshot(model)
+    SmoothOut(model, 0.3).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="the forward of Exits gives a generator"):
+        model(torch.randn(2, 4))
+    assert_same(model, before)
+    with torch.no_grad():
+        assert len(list(model(torch.randn(2, 4)))) == 2
+
+
 def test_an_exception_in_forward_or_backward():
     model = Mlp()
     before = snapshot(model)

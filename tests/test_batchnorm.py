@@ -83,6 +83,33 @@ def test_without_a_batch_and_after_an_error_the_statistics_stay():
     assert_same(norm, before)
 
 
+def test_statistics_that_nothing_is_measured_of_stay():
+    class KeepsItsBodyInEvalMode(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head, self.unused = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.body.eval()
+            return self
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    model = KeepsItsBodyInEvalMode().train()
+    for layer in (model.body, model.unused):
+        layer.running_mean.fill_(3.0)
+        layer.running_var.fill_(5.0)
+    before = snapshot(model.body), snapshot(model.unused)
+    x = torch.randn(8, 4)
+    update_bn(model, [x])
+    assert_same(model.body, before[0], buffers=True)
+    assert_same(model.unused, before[1], buffers=True)
+    assert model.body.momentum == model.unused.momentum == 0.1
+    torch.testing.assert_close(model.head.running_mean, model.body(x).mean(0))
+
+
 def test_instance_norm_that_tracks_is_frozen_too():
     model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.InstanceNorm1d(3, track_running_stats=True, momentum=0.3))
     before = snapshot(model)

@@ -1,5 +1,7 @@
 """Two real processes (gloo): DDP, FSDP2, and noise that is one θ per logical tensor."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from smoothout import AdaSmoothOut, SmoothOut, measure
+from smoothout import AdaSmoothOut, SmoothOut, SmoothOutEnsemble, measure
 from smoothout.sharding import local_part
 from two_processes import WORLD, gathered
 
@@ -96,6 +98,19 @@ def ddp_keeps_ranks_equal(rank, attach):
     assert not torch.equal(*gathered(draws[0]))  # a different θ on each rank
 
 
+def ddp_keeps_ranks_equal_where_noise_stays(rank, attach):
+    model = DistributedDataParallel(network())
+    smooth, optimizer = SmoothOut(model, 0.1, denoise=False), sgd(model)
+    handle = smooth.attach(optimizer) if attach else None
+    for batch in batches(3):
+        with nullcontext() if handle else smooth.perturbed():
+            loss_of(model, part_of(batch, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for p in model.parameters():
+        assert_equal_on_all_ranks(p)
+
+
 def ddp_with_shared_noise_equals_one_process(rank, method):
     model = DistributedDataParallel(network())
     smooth, optimizer = method(model, 0.2, shared_noise=True), sgd(model)
@@ -106,6 +121,23 @@ def ddp_with_shared_noise_equals_one_process(rank, method):
         optimizer.zero_grad()
     for p, q in zip(model.parameters(), one_process(method, 20).parameters()):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def ddp_ensemble_equals_one_process(rank):
+    one, model = network(), DistributedDataParallel(network())
+    ensembles = [SmoothOutEnsemble(m, copies=3, strength=0.2) for m in (one, model)]
+    optimizers = [sgd(one), sgd(model)]
+    for batch in batches(4):
+        ensembles[0].loss(loss_of, batch).backward()
+        ensembles[1].loss(loss_of, part_of(batch, rank)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(model.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+    for option in ("find_unused_parameters", "static_graph"):
+        with pytest.raises(ValueError, match=f"leave {option} out"):
+            SmoothOutEnsemble(DistributedDataParallel(network(), **{option: True}), copies=3)
 
 
 def ddp_measured_by_one_rank(rank):
@@ -222,6 +254,11 @@ def test_ddp_parameters_stay_equal_with_noise_per_rank(in_two_processes, attach)
     in_two_processes(ddp_keeps_ranks_equal, attach)
 
 
+@pytest.mark.parametrize("attach", [False, True])
+def test_ddp_parameters_stay_equal_where_noise_stays(in_two_processes, attach):
+    in_two_processes(ddp_keeps_ranks_equal_where_noise_stays, attach)
+
+
 @pytest.mark.parametrize("method", [SmoothOut, AdaSmoothOut])
 def test_ddp_with_shared_noise_equals_one_process_on_the_joined_batch(in_two_processes, method):
     in_two_processes(ddp_with_shared_noise_equals_one_process, method)
@@ -229,6 +266,10 @@ def test_ddp_with_shared_noise_equals_one_process_on_the_joined_batch(in_two_pro
 
 def test_ddp_no_sync_accumulation(in_two_processes):
     in_two_processes(ddp_no_sync_accumulation)
+
+
+def test_a_ddp_ensemble_equals_one_process_on_the_joined_batch(in_two_processes):
+    in_two_processes(ddp_ensemble_equals_one_process)
 
 
 def test_one_rank_may_measure_a_ddp_model_alone(in_two_processes):

@@ -106,6 +106,59 @@ def test_vmap_is_used_where_the_model_allows_it_and_the_loop_elsewhere():
     assert not ensemble._vmap_works
 
 
+@pytest.mark.parametrize("fails_later", [False, True])
+def test_a_buffer_that_a_forward_replaces_is_what_the_loop_makes_it(fails_later):
+    """A running mean, such as DINO's center: vmap would leave one of all copies at once in the model."""
+
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(8, 3)
+            self.register_buffer("center", torch.zeros(3))
+
+        def forward(self, x):
+            y = self.layer(x)
+            self.center = 0.9 * self.center + 0.1 * y.detach().mean(0)
+            return (y - self.center) * (1.0 if not fails_later or y.sum() > 0 else -1.0)
+
+    one_by_one, at_once = Centred(), Centred()
+    x = torch.randn(6, 8)
+    for model, chunk in ((one_by_one, 1), (at_once, 2)):
+        SmoothOutEnsemble(model, 4, 0.1, chunk=chunk).loss(lambda model, x: model(x).square().mean(), x).backward()
+    assert torch.equal(one_by_one.center, at_once.center)
+    for p, q in zip(one_by_one.parameters(), at_once.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what the compiler leaves alone
+def test_a_compiled_step():
+    torch.manual_seed(0)
+    model, batch = nn.Linear(8, 3), (torch.randn(6, 8), torch.randint(3, (6,)))
+    ensemble = SmoothOutEnsemble(model, 3, 0.1)
+
+    def step():
+        model.zero_grad()
+        loss = ensemble.loss(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), batch)
+        loss.backward()
+        return loss.detach(), model.weight.grad.clone()
+
+    for compiled, plain in zip(torch.compile(step, backend="eager")(), step(), strict=True):
+        torch.testing.assert_close(compiled, plain)
+
+
+def test_a_gradient_scaler_scales_inside_the_loss():
+    """fp16 loses gradients this small (2⁻²⁴ is its least number) if the scaler comes after they were taken."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.randn(5, 4)
+    ensemble, scaler = SmoothOutEnsemble(model, 2, 0.01), torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = ensemble.loss(lambda model, x: scaler.scale(1e-9 * model(x).float().sum()), x)
+    loss.backward()
+    scaler.unscale_(torch.optim.SGD(model.parameters(), 0.1))
+    assert all(p.grad.any() for p in model.parameters())
+
+
 def test_memory_grows_with_the_chunk_not_with_the_copies():
     class Probe(nn.Module):
         """Counts the activations that are alive at once."""

@@ -176,6 +176,12 @@ class Attachment:
         if sys.exc_info()[0] is not None and output is None:  # the forward raised
             self.restore()
             return
+        if isinstance(output, Iterator):
+            self.restore()
+            raise RuntimeError(
+                f"the forward of {type(module).__name__} gives a {type(output).__name__}, whose passes come after the "
+                "hooks, at clean weights: it cannot be attached, use perturbed()"
+            )
         self._forward_since_step = True
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = True

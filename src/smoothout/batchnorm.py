@@ -53,7 +53,8 @@ def update_bn(
     """Measure the running statistics anew: their mean over the batches, at the weights as they are.
 
     Args:
-        model: its BatchNorm statistics are replaced; modes and momenta are left as they were.
+        model: its BatchNorm statistics are replaced; modes and momenta are left as they were. So are the statistics of
+            layers that measure nothing: those that no pass calls, or that the model's own `train()` keeps in eval mode.
         batches: an iterable of batches, gone through once.
         forward: `forward(model, batch)` runs the model; by default it is called with the batch's first tensor, on the
             device of the model. Any batch layout works with a function of your own.
@@ -74,25 +75,33 @@ def update_bn(
     before = [[buffer.clone() for buffer in layer.buffers()] for layer in layers]
     seen = 0
     try:
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # the plain mean over all batches
         model.train()
+        for layer in layers:
+            if layer.training:
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain mean over all batches
         for batch in batches:
             forward(model, batch)
             seen += 1
         if not seen:
             raise ValueError("batches is empty, or an iterator that was gone through already: the statistics stay")
+        for layer, buffers in zip(layers, before):
+            if layer.num_batches_tracked is not None and not layer.num_batches_tracked:  # no pass came by
+                _put_back(layer, buffers)
     except BaseException:
         for layer, buffers in zip(layers, before):
-            for buffer, values in zip(layer.buffers(), buffers):
-                buffer.copy_(values)
+            _put_back(layer, buffers)
         raise
     finally:
         for layer, momentum in zip(layers, momenta):
             layer.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
+
+
+def _put_back(layer: nn.Module, values: Iterable[Tensor]) -> None:
+    for buffer, before in zip(layer.buffers(), values):
+        buffer.copy_(before)
 
 
 def _call_with_first_tensor(model: nn.Module, batch: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import stateless
 
 from smoothout.attach import paused
@@ -56,6 +57,12 @@ class SmoothOutEnsemble:
         check_model(model)
         if sharded_modules(model):
             raise ValueError("model is sharded by FSDP2: the ensemble needs whole weights in one process")
+        for option in ("find_unused_parameters", "static_graph"):  # with which DDP follows the graphs of the copies
+            if any(isinstance(m, DistributedDataParallel) and getattr(m, option) for m in model.modules()):
+                raise ValueError(
+                    f"model is a DistributedDataParallel with {option}=True, which does not see the ensemble's one "
+                    f"backward for all copies: leave {option} out, every parameter gets a gradient here"
+                )
         self.model, self.copies = model, whole_number("copies", copies)
         self.chunk = 1 if chunk is None else whole_number("chunk", chunk)
         self.strength = check_strength(strength)
@@ -107,18 +114,10 @@ class SmoothOutEnsemble:
     ) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """Loss and gradient of every copy in a chunk: all at once if vmap can, one after another if not."""
         if len(chunk) > 1 and self._vmap_works and vmap_can_run(self.model):
-            noise = {name: torch.stack([θ[name] for θ in chunk]) for name in chunk[0]}
-            w = {name: p.detach() for name, p in trainable.items()}
-
-            def at(w: dict[str, Tensor], θ: dict[str, Tensor]) -> Tensor:
-                return objective.at(w, θ, batch)
-
-            try:
-                grads, losses = vmap(grad_and_value(at), in_dims=(None, 0), randomness="different")(w, noise)
-                yield losses.sum(dtype=precision(losses)), [g.sum(0, dtype=precision(g)) for g in grads.values()]
+            sums = self._at_once(objective, trainable, chunk, batch)
+            if sums is not None:
+                yield sums
                 return
-            except RuntimeError:  # an operation without a batching rule: an error of the loss itself comes again below
-                self._vmap_works = False
         for θ in chunk:
             w = {name: p.detach().requires_grad_() for name, p in trainable.items()}
             with objective.moved_to(w, θ):  # in the backward, too: activation checkpointing reads the weights again
@@ -128,6 +127,31 @@ class SmoothOutEnsemble:
                 loss.detach().to(precision(loss)),
                 [torch.zeros_like(p) if g is None else g for g, p in zip(grads, w.values())],
             )
+
+    def _at_once(
+        self, objective: _Objective, trainable: dict[str, Tensor], chunk: list[dict[str, Tensor]], batch: Any
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Sums of a chunk's losses and gradients by vmap; None if it cannot, now and from then on."""
+        noise = {name: torch.stack([θ[name] for θ in chunk]) for name in chunk[0]}
+        w = {name: p.detach() for name, p in trainable.items()}
+
+        def at(w: dict[str, Tensor], θ: dict[str, Tensor]) -> Tensor:
+            return objective.at(w, θ, batch)
+
+        buffers = [(module._buffers, slot, b) for module in self.model.modules() for slot, b in module._buffers.items()]
+        try:
+            grads, losses = vmap(grad_and_value(at), in_dims=(None, 0), randomness="different")(w, noise)
+            # What a forward puts in a buffer's place is of all copies at once, and means nothing outside vmap.
+            self._vmap_works = all(held.get(slot) is buffer for held, slot, buffer in buffers)
+        except RuntimeError:  # an operation without a batching rule; an error of the loss itself comes in the loop, too
+            self._vmap_works = False
+            return None
+        finally:
+            for held, slot, buffer in buffers:
+                held[slot] = buffer
+        if not self._vmap_works:
+            return None
+        return losses.sum(dtype=precision(losses)), [g.sum(0, dtype=precision(g)) for g in grads.values()]
 
     def _copies(self) -> Iterator[dict[str, Tensor]]:
         """The N perturbations at the current w, one after another."""

@@ -44,7 +44,8 @@ class SmoothOut:
         select: predicate (name, parameter, module) → bool on the trainable floating-point parameters; by default all
             but those of normalisation layers. Asked once: after unfreezing layers make a new SmoothOut.
         seed: of a private generator: dropout, data order and the global generators are never touched.
-        denoise: False leaves θ in the weights (the paper's ablation); an exception still takes it back.
+        denoise: False leaves θ in the weights (the paper's ablation), and then all ranks draw the same; an exception
+            still takes it back.
         shared_noise: under DDP all ranks draw the same θ; by default each its own, so that N ranks average N draws.
 
     Examples:
@@ -77,6 +78,7 @@ class SmoothOut:
             if not isinstance(flag, bool):
                 raise TypeError(f"{name}={flag!r}: give True or False")
         self.schedule, self.denoise = schedule, denoise
+        shared_noise = shared_noise or not denoise  # or what stays would leave each rank with weights of its own
         self._perturbation = make_perturbation(model, noise, scale, select, seed, shared_noise)
         self._select, self._frozen = select, frozen_parameters(model)
         self._guard = LateBackwardGuard(model, self._perturbation)

@@ -120,6 +120,26 @@ def test_a_model_that_accelerate_compiles():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+def names_that_select_sees(**settings):
+    names = []
+
+    def select(name, parameter, module):
+        names.append(name)
+        return not name.startswith("3.")
+
+    loop = Loop(select=select, **settings)
+    assert len(loop.smooth.summary().tensors) == 4  # of two layers
+    return names
+
+
+OWN_NAMES = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dynamo_backend": "eager"}])
+def test_select_sees_the_models_own_names(settings):
+    assert names_that_select_sees(accelerator=settings) == OWN_NAMES
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_fp16_with_its_gradient_scaler_on_cuda():
@@ -177,6 +197,16 @@ def two_processes_checkpoint_and_resume(rank, folder):
     assert_equal_models(resumed.bare, loop.bare)
     for p in resumed.bare.parameters():
         assert torch.equal(*gathered(p))
+
+
+def two_processes_select_by_own_names(rank):
+    as_launched(rank)
+    for settings in ({}, {"dynamo_backend": "eager"}):
+        assert names_that_select_sees(accelerator=settings) == OWN_NAMES
+
+
+def test_two_processes_select_by_own_names(in_two_processes):
+    in_two_processes(two_processes_select_by_own_names)
 
 
 def test_two_processes_with_shared_noise_equal_one_process(in_two_processes):

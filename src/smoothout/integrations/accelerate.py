@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from smoothout.checks import DEEPSPEED, check_model
 from smoothout.integrations.arguments import Arguments, check_arguments, missing
+from smoothout.select import Predicate
 from smoothout.smooth import SmoothOut
 
 try:
@@ -56,7 +58,20 @@ def attach(
         raise ValueError("this model is not one that accelerator.prepare() returned: prepare first, then attach")
     if not any(optimizer is one for one in accelerator._optimizers):
         raise ValueError("this optimizer is not one that accelerator.prepare() returned: prepare first, then attach")
+    if arguments.get("select") is not None:
+        arguments["select"] = _without_prefix(arguments["select"], model)
     smooth = SmoothOut(model, strength, **arguments)
     smooth.attach(optimizer, draw=draw)
     accelerator.register_for_checkpointing(smooth)
     return smooth
+
+
+def _without_prefix(select: Predicate, model: nn.Module) -> Predicate:
+    """The user's predicate sees the model's own names, in one process and in several, compiled or not."""
+    in_ddp = isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
+
+    def by_own_name(name: str, parameter: nn.Parameter, module: nn.Module) -> bool:
+        name = name.replace("_orig_mod.", "")
+        return select(name.removeprefix("module.") if in_ddp else name, parameter, module)
+
+    return by_own_name

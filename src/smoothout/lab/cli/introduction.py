@@ -80,7 +80,8 @@ def _draws_in_words(config: Config) -> str:
     clean = f" but {100 * config.clean_share:g} % of them, which see clean weights" if config.clean_share else ""
     known = {"one": "one draw a step", "ghost": f"a draw for every {ghosts}{clean}"}
     processes = number_of_processes()
-    each = f" in each of {processes} processes" if processes > 1 and not config.shared_noise else ""
+    own = config.denoise and not config.shared_noise  # noise that stays is the same in all
+    each = f" in each of {processes} processes" if processes > 1 and own else ""
     return known.get(config.draws, f"{config.draws} draws a step") + each
 
 
