@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,6 +60,13 @@ def settings_of(kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("fresh_noise_per_batch"):
         found["batch_size"] = told.get("batch_size")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def refuse_read_only(run: Path) -> None:
+    """Now rather than after minutes of measuring, whose result would be lost."""
+    folder = run / FOLDER if (run / FOLDER).exists() else run
+    if not os.access(folder, os.W_OK):
+        raise RunError(f"{folder}: cannot be written, and results are kept there. Measure a copy of the run")
 
 
 def save(run: Path, measurement: Measurement) -> Path:

@@ -215,7 +215,9 @@ class Run:
         """The weights of the last or of the best epoch."""
         file = self.path / {"last": LAST_WEIGHTS, "best": BEST_WEIGHTS}[which]
         if not file.exists():
-            raise RunError(f"{self.path}: has no {file.name}: training is not done. Run its command again")
+            gone = f"it was removed. Remove {RESULT}, too, and run its command again"
+            why = "training is not done. Run its command again" if self.record is None else gone
+            raise RunError(f"{self.path}: has no {file.name}: {why}")
         with read_as("a file of weights", file):
             return safetensors.torch.load_file(file)
 

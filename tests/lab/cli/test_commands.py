@@ -293,6 +293,15 @@ def test_data_lists_what_is_there(smoothout, monkeypatch, tmp_path):
         assert str(tmp_path) in said
 
 
+def test_fetch_prints_the_path_alone(smoothout, monkeypatch, tmp_path):
+    def fetch(name, root, show):
+        show("a.gz", 1, 2)
+        return tmp_path / name
+
+    monkeypatch.setattr(datasets, "fetch", fetch)
+    assert smoothout("data", "fetch", "mnist") == (0, f"{tmp_path / 'mnist'}\n", "")
+
+
 @pytest.mark.parametrize("arguments", [["list"], ["fetch", "mnist"], ["verify", "mnist"]])
 def test_data_root_may_stand_before_or_after_the_subcommand(smoothout, monkeypatch, arguments):
     seen = []

@@ -1,6 +1,7 @@
 """`smoothout measure` on real runs: what it prints, what it leaves in the run folder, what it refuses."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from in_process import smoothout
 from smoothout import measure
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
+from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained, mean_loss
 
@@ -188,3 +190,29 @@ def test_a_damaged_measurement_is_named(runs, tmp_path, content):
     refused = smoothout("report", "run", cwd=tmp_path)
     assert refused.returncode == 1
     assert f"error: {file.relative_to(tmp_path)}: is not a measurement, or is damaged" in refused.stderr
+
+
+def test_weights_that_were_removed_come_back(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    refused = measured("curvature", "run", cwd=tmp_path)
+    assert "has no model.safetensors: it was removed. Remove result.json, too, and run its command" in refused.stderr
+    (tmp_path / "run" / "result.json").unlink()
+    train(load_run(tmp_path / "run").config, tmp_path / "run", Options(device="cpu", quiet=True))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (runs / "a" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", [("sharpness", "a"), ("sharpness", "a", "b"), ("interpolate", "b", "a")])
+def test_a_run_that_cannot_be_written_is_refused_before_measuring(runs, monkeypatch, command):
+    kept_with = runs / (command[1] if command[0] == "interpolate" else command[-1])
+
+    def access(path, mode):
+        return mode != os.W_OK or kept_with not in (runs / path, (runs / path).parent)
+
+    monkeypatch.setattr(os, "access", access)
+    for name in ("take", "take_interpolation"):
+        monkeypatch.setattr(measurements, name, lambda *a, **how: pytest.fail("it was measured"))
+    refused = measured(*command, cwd=runs)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"error: {kept_with.name}")
+    assert "cannot be written, and results are kept there" in refused.stderr

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -57,6 +58,14 @@ def test_grey_and_transparent_images_become_rgb(tmp_path):
     for mode in ("L", "LA", "P", "RGBA", "1"):
         Image.new(mode, (4, 4)).save(tmp_path / "image.png")
         assert decode(str(tmp_path / "image.png")).mode == "RGB"
+
+
+def test_grey_images_of_16_bits_keep_their_upper_eight(tmp_path):
+    levels = np.array([[0, 255, 256, 32768, 65535]], dtype=np.uint16)
+    Image.fromarray(levels).save(tmp_path / "image.png")
+    image = decode(str(tmp_path / "image.png"))
+    assert image.mode == "RGB"
+    assert [image.getpixel((x, 0)) for x in range(5)] == [(v,) * 3 for v in (0, 0, 1, 128, 255)]
 
 
 def test_other_files_are_passed_over(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from smoothout.lab import data as datasets
@@ -57,7 +58,8 @@ def _list(root: Path | None) -> None:
 
 def _fetch(name: str, root: Path | None) -> Path:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns) as bar:
+    console = Console(stderr=True)  # the path is all that a script reads of it
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(file: str, done: int, total: int | None) -> None:

@@ -223,6 +223,7 @@ def interpolate(
     """
     loading = _Loading(weights, device, data_root, batch_size, images)
     start, end = loading.load(a), loading.load(b)
+    measurements.refuse_read_only(a)
     with _bar("interpolation") as progress:
         taken = measurements.take_interpolation(start, end, _grid(alphas), split, progress, batchnorm=batchnorm)
     _keep(a, taken)
@@ -263,8 +264,9 @@ def _measure_all(
     kind: Any, places: list[Path], split: Literal["train", "test"], loading: _Loading, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Measure every finished run at these places, keep the results in their folders, and give them by name."""
-    results = {}
-    paths = _finished(places)
+    results, paths = {}, _finished(places)
+    for path in paths:
+        measurements.refuse_read_only(path)
     for i, path in enumerate(paths, 1):
         trained = loading.load(path)
         with _bar(f"{kind} of {path}" + (f", run {i} of {len(paths)}" if len(paths) > 1 else "")) as progress:

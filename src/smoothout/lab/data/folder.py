@@ -95,11 +95,18 @@ def decode(file: str) -> Image.Image:
     raw = read_file(Path(file), expected="an image")
     try:
         with Image.open(io.BytesIO(raw)) as image:
-            return image.convert("RGB")
+            return _in_8_bits(image).convert("RGB")
     except Image.UnidentifiedImageError as error:
         raise DataError.at(file, found=f"{len(raw)} bytes that are no image", expected="an image") from error
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         raise DataError.at(file, found=f"a broken image of {len(raw)} bytes ({error})", expected="an image") from error
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """A grey PNG of 16 bits by the upper eight: Pillow's conversion would make everything above 255 white."""
+    if not image.mode.startswith("I"):  # I;16, or I where an older Pillow read it
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 @dataclass(frozen=True)
