@@ -107,7 +107,7 @@ def test_there_is_always_a_checkpoint(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         begin(folder)
         for content in (b"first", b"second", b"third"):
-            folder.write_checkpoint(memoryview(content))
+            folder.write_checkpoint(content)
     assert (tmp_path / CHECKPOINT).read_bytes() == b"third"
     assert (tmp_path / PREVIOUS).read_bytes() == b"second"
 
@@ -129,7 +129,7 @@ def test_a_folder_in_which_no_run_began_goes_away_again(tmp_path):
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         begin(folder)
-        folder.write_checkpoint(memoryview(b"whole"))
+        folder.write_checkpoint(b"whole")
     (tmp_path / f"{CHECKPOINT}.partial").write_bytes(b"hal")
     with open_folder(tmp_path, CONFIG):
         assert not (tmp_path / f"{CHECKPOINT}.partial").exists()

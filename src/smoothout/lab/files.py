@@ -16,7 +16,7 @@ class RunError(Exception):
     """A run folder cannot be used, or a run cannot go on. The message says what is there and what to do."""
 
 
-def write_atomically(path: Path, content: bytes | memoryview, afterwards: str = "") -> None:
+def write_atomically(path: Path, content: bytes, afterwards: str = "") -> None:
     """Write under a temporary name, flush to the disk, rename. The old file stays until the new one is whole.
 
     Args:

@@ -290,7 +290,7 @@ class RunFolder:
         tensors = {key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}
         self._write(name, safetensors.torch.save(tensors, metadata={"epoch": str(epoch)}))
 
-    def write_checkpoint(self, content: memoryview) -> None:
+    def write_checkpoint(self, content: bytes) -> None:
         """The new checkpoint; the one that was there becomes the previous one. At every moment there is one of them."""
         current, previous = self.path / CHECKPOINT, self.path / PREVIOUS
         if current.exists():
@@ -305,7 +305,7 @@ class RunFolder:
                 # A file system without hard links goes without a previous checkpoint.
         self._write(CHECKPOINT, content)
 
-    def _write(self, name: str, content: bytes | memoryview) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         write_atomically(self.path / name, content, afterwards="a training goes on from its last checkpoint")
 
     def begin(self, config: Config, provenance: Provenance) -> None:
@@ -323,7 +323,7 @@ class NoFolder:
     def write_json(self, name: str, value: Any) -> None: ...
     def write_metrics(self, history: list[EpochMetrics]) -> None: ...
     def write_weights(self, name: str, weights: dict[str, Tensor], epoch: int) -> None: ...
-    def write_checkpoint(self, content: memoryview) -> None: ...
+    def write_checkpoint(self, content: bytes) -> None: ...
     def begin(self, config: Config, provenance: Provenance) -> None: ...
 
 

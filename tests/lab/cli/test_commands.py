@@ -340,6 +340,15 @@ def test_doctor_reports_and_finds_faults(smoothout, monkeypatch, tmp_path):
     assert f"{tmp_path / 'mnist'}: is no folder" in said
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_gpu_that_torch_does_not_find_is_a_problem_and_none_at_all_is_not(smoothout, monkeypatch, there):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("shutil.which", lambda name: "nvidia-smi" if there else None)
+    code, said, _ = smoothout("doctor")
+    assert (code, "check the driver" in said) == (there, there)
+
+
 def test_without_the_extra_one_sentence_says_so():
     program = "import sys; sys.modules['typer'] = None; from smoothout.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -63,7 +63,9 @@ def _devices() -> list[str]:
     print(f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if not torch.cuda.is_available():
         print("cuda: none")
-        return [] if torch.version.cuda is None else ["torch is built for CUDA but finds no device: check the driver"]
+        if torch.version.cuda is not None and _has_nvidia_gpu():
+            return ["torch is built for CUDA but finds no device, though there is one: check the driver"]
+        return []
     problems = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
@@ -73,6 +75,16 @@ def _devices() -> list[str]:
         except RuntimeError as error:
             problems.append(f"cuda:{index} does not compute: {str(error).splitlines()[0]}")
     return problems
+
+
+def _has_nvidia_gpu() -> bool:
+    """Whether this machine seems to have one, with or without a driver."""
+    displays = (folder for folder in Path("/sys/bus/pci/devices").glob("*") if _reads(folder / "class", "0x03"))
+    return shutil.which("nvidia-smi") is not None or any(_reads(folder / "vendor", "0x10de") for folder in displays)
+
+
+def _reads(file: Path, beginning: str) -> bool:
+    return file.is_file() and file.read_text().startswith(beginning)
 
 
 def _data(root: Path | None) -> list[str]:

@@ -49,11 +49,11 @@ def restore_private_state(state: dict[str, Any], model: nn.Module, device: torch
         buffer.copy_(state["buffers"][name])
 
 
-def to_bytes(state: dict[str, Any]) -> memoryview:
+def to_bytes(state: dict[str, Any]) -> bytes:
     """A checkpoint as it lies on disk. In memory first: then a full disk is an ordinary error of an ordinary write."""
     stream = io.BytesIO()
     torch.save({"format": FORMAT, **state}, stream)
-    return stream.getbuffer()
+    return stream.getvalue()  # no copy, and unlike a view of the stream it may outlive it
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
