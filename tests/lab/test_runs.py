@@ -32,8 +32,8 @@ def epoch(number, accuracy=0.5):
     return EpochMetrics(number, number * 10, 1 / 3, 0.4, 0.1 + 0.2, accuracy, 0.1, 0.0375, number * 10.0, None, 1.5)
 
 
-def begin(folder):
-    folder.begin(CONFIG, Provenance.here(torch.device("cpu")))
+def begin(folder, config=CONFIG):
+    folder.begin(config, Provenance.here(torch.device("cpu")))
 
 
 HERE = Provenance.here(torch.device("cpu"))
@@ -139,11 +139,23 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path):
 def test_another_configuration_is_refused_by_its_settings(tmp_path):
     with open_folder(tmp_path, CONFIG) as folder:
         begin(folder)
+        folder.write_checkpoint(b"trained")
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(RunError, match="another configuration:\n  epochs: 3 there, 9 asked for\n"):
         with open_folder(tmp_path, resolve(epochs=9)):
             pass
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_settings_of_a_run_that_trained_nothing_bind_nobody(tmp_path):
+    """As after a batch that did not fit into memory."""
+    with open_folder(tmp_path, CONFIG) as folder:
+        begin(folder)
+    other = resolve(epochs=9)
+    with open_folder(tmp_path, other) as folder:
+        begin(folder, other)
+    assert load_run(tmp_path).config == other
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["starts"]) == 1
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):

@@ -354,7 +354,7 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
         _held.add(here)
         try:
             there = _read_config(path)
-            if there is not None and there != config:
+            if there is not None and there != config and not _discard_if_untrained(path):
                 fields_ = "".join(f"\n  {line}" for line in differences(there, config))
                 raise RunError(f"{path}: holds a run of another configuration:{fields_}\nChoose another --out.")
             for leftover in path.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
@@ -364,6 +364,15 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
             _held.discard(here)
             if made and not (path / CONFIG).exists():
                 _remove_empty(made)
+
+
+def _discard_if_untrained(path: Path) -> bool:
+    """Whether the run there ended before its first checkpoint, as for lack of memory: then its settings bind nobody."""
+    if {entry.name for entry in path.iterdir()} - {CONFIG, PROVENANCE, LOCK}:
+        return False
+    for name in (PROVENANCE, CONFIG):
+        (path / name).unlink(missing_ok=True)
+    return True
 
 
 def _remove_empty(folders: list[Path]) -> None:
