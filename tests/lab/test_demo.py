@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -103,9 +104,14 @@ def test_the_same_command_again_trains_nothing(demo):
 def test_report_of_the_same_runs(demo):
     folder, _ = demo
     command = ["report", "runs", "--out", "page.html"]
-    done = smoothout(*command, cwd=folder)
+    done = smoothout(*command, "--figures", "figures", cwd=folder)
     assert done.stdout.strip() == str(folder / "page.html")
-    assert "batch 718: AdaSmoothOut" in (folder / "page.html").read_text()
+    page = (folder / "page.html").read_text()
+    assert "batch 718: AdaSmoothOut" in page
+    figures = [file.read_text() for file in (folder / "figures").glob("*.svg")]
+    assert len(figures) == page.count("<svg") > 0
+    assert all(figure in page for figure in figures)
+    assert {ElementTree.fromstring(figure).tag for figure in figures} == {"{http://www.w3.org/2000/svg}svg"}
     markdown = smoothout(*command, "--markdown", cwd=folder).stdout
     assert markdown.count("\n| batch ") == 10
     missing = smoothout("report", "nowhere", cwd=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ smoothout report runs/f1
 smoothout report runs/plain runs/smooth --out compare.html
 smoothout report runs --markdown > results.md
 smoothout report runs/c1 --pack results/c1.jsonl
-smoothout report results/c1.jsonl --out c1.html
+smoothout report results/c1.jsonl --out c1.html --figures figures
 """
 
 
@@ -49,14 +50,17 @@ def _report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, folders that hold some, or packs (.jsonl)")],
     out: Annotated[Path, typer.Option(callback=_page, help="the page to write, .html")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="its title")] = "Runs side by side",
+    figures: Annotated[Path | None, typer.Option(help="a folder for its pictures, each as an .svg file, too")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown, write no page")] = False,
     pack: Annotated[Path | None, typer.Option(help="add the records to this .jsonl, and write no page")] = None,
 ) -> None:
     with TemporaryDirectory() as folder:
-        _write(runs, Path(folder), out, title, markdown, pack)
+        _write(runs, Path(folder), out, title, figures, markdown, pack)
 
 
-def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bool, pack: Path | None) -> None:
+def _write(
+    runs: list[Path], unpacked: Path, out: Path, title: str, figures: Path | None, markdown: bool, pack: Path | None
+) -> None:
     found = _load(runs, unpacked)
     if not found:
         raise RunError(f"no run in {', '.join(map(str, runs))}: expected folders that hold a config.json")
@@ -88,7 +92,18 @@ def _write(runs: list[Path], unpacked: Path, out: Path, title: str, markdown: bo
     foot = provenance(records, shlex.join(["smoothout", *sys.argv[1:]]))
     page = Page(title, lead, all_sections(groups), foot)
     write_atomically(out.resolve(), page.to_html().encode())
+    if figures is not None:
+        _write_figures(page, figures.resolve())
     print(out.resolve())
+
+
+def _write_figures(page: Page, folder: Path) -> None:
+    """Named by their section, in its order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for section in page.sections:
+        name = re.sub("[^a-z0-9]+", "-", section.heading.lower()).strip("-")
+        for i, figure in enumerate(section.figures, start=1):
+            write_atomically(folder / f"{name}-{i}.svg", figure.svg.encode())
 
 
 def _load(places: list[Path], unpacked: Path) -> dict[str, Run]:
