@@ -17,5 +17,6 @@ timeout 40 "$python" benchmarks/scaling.py --out "$out/scaling-cuda.json"
 timeout 30 "$python" benchmarks/memory.py --out "$out/memory-cuda.json"
 timeout 100 "$python" benchmarks/ghost_conv.py --out "$out/ghost_conv-cuda.json"
 timeout 180 "$python" benchmarks/epoch_time.py ${data:-} --lanes 8 --out "$out/epoch_time-cuda.json"
+timeout 120 "$python" benchmarks/methods_in_turns.py ${data:-} --out "$out/methods_in_turns-cuda.json"
 timeout 60 "$python" benchmarks/side_by_side.py ${data:-} --epochs 10 --methods smoothout --out "$out/side_by_side-cuda.json"
 timeout 480 "$python" -m pytest -v -m gpu tests 2>&1 | tee "$out/tests-cuda.log" | tail -40

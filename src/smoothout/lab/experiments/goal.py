@@ -48,7 +48,8 @@ def _judged(gain: Difference, time: Difference | None) -> str:
         return "the gain is reached, its time is not known"
     if math.exp(time.mean) <= MOST_TIME:
         return "reached"
-    # Machines of one kind differ by a few per cent, and one method may have met the slower ones.
+    # Machines of one kind differ by a few per cent, and one method may have met the slower ones:
+    # benchmarks/methods_in_turns.py has an epoch of each in turns.
     return "not reached: it takes more time" if time.low > 0 else "the gain is reached, its time is not decided"
 
 
