@@ -1,7 +1,7 @@
 """What noise costs ResNet44 in GPU time: epochs of Table 2's rows in preset ours, in turns.
 
-One process, an epoch of each in every round, and its time over the plain one's in the same round: runs of Table 2 met
-different machines and versions of the step. Without `--data-root` the images are random bytes, which take the same time.
+One process, an epoch of each in every round, and its time over the plain one's in that round: the runs of Table 2 met
+different machines and versions of the step. Without `--data-root` the images are random bytes, which take as long.
 """
 
 from __future__ import annotations
