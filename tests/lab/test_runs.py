@@ -151,6 +151,7 @@ def test_settings_of_a_run_that_trained_nothing_bind_nobody(tmp_path):
     """As after a batch that did not fit into memory."""
     with open_folder(tmp_path, CONFIG) as folder:
         begin(folder)
+    (tmp_path / f"{CHECKPOINT}.partial").write_bytes(b"hal")  # killed in its first checkpoint
     other = resolve(epochs=9)
     with open_folder(tmp_path, other) as folder:
         begin(folder, other)

@@ -353,12 +353,12 @@ def open_folder(path: Path, config: Config) -> Iterator[RunFolder]:
         _lock(path, stream)
         _held.add(here)
         try:
+            for leftover in path.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
+                leftover.unlink()
             there = _read_config(path)
             if there is not None and there != config and not _discard_if_untrained(path):
                 fields_ = "".join(f"\n  {line}" for line in differences(there, config))
                 raise RunError(f"{path}: holds a run of another configuration:{fields_}\nChoose another --out.")
-            for leftover in path.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
-                leftover.unlink()
             yield RunFolder(path)
         finally:
             _held.discard(here)

@@ -345,8 +345,26 @@ def test_a_gpu_that_torch_does_not_find_is_a_problem_and_none_at_all_is_not(smoo
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("shutil.which", lambda name: "nvidia-smi" if there else None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code, said, _ = smoothout("doctor")
     assert (code, "check the driver" in said) == (there, there)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, said, _ = smoothout("doctor")
+    assert (code, "cuda: none, CUDA_VISIBLE_DEVICES hides all" in said) == (0, True)
+
+
+def test_doctor_names_a_gpu_that_is_full_and_goes_on(smoothout, monkeypatch):
+    def full(index):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "a GPU")
+    monkeypatch.setattr("torch.cuda.mem_get_info", full)
+    code, said, _ = smoothout("doctor")
+    assert code == 1
+    assert "data: digits here" in said
+    assert said.endswith("problems:\n  - cuda:0: a GPU does not compute: CUDA error: out of memory\n")
 
 
 def test_without_the_extra_one_sentence_says_so():

@@ -7,6 +7,7 @@ import pytest
 
 from smoothout.lab.experiments import rates
 from smoothout.lab.experiments.choice import held_out
+from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.networks import C1, configure
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Setting
@@ -79,6 +80,7 @@ def test_each_side_goes_to_the_test_set_at_its_own_rate(monkeypatch, as_if_run):
     assert not any("test set" in row.label for row in rates.rates(OURS).rows)
     assert rates.rates(OURS).judge(Records([]))[1].verdict == NOT_MEASURED
     monkeypatch.setattr(rates, "CHOSEN_RATES", {"plain": 0.002, "smoothout": 0.001})
+    monkeypatch.setitem(CHOSEN, ("c1", 5000, "smoothout"), {"strength": 0.075})  # not what the rates were chosen at
     plain, smooth = (row for row in rates.rates(OURS).rows if "test set" in row.label)
     assert [(row.config.lr, row.config.hold_out) for row in (plain, smooth)] == [(0.002, 0), (0.001, 0)]
     assert smooth.versus == plain.config

@@ -62,18 +62,21 @@ def _version(package: str) -> str | None:
 def _devices() -> list[str]:
     print(f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if not torch.cuda.is_available():
-        print("cuda: none")
-        if torch.version.cuda is not None and _has_nvidia_gpu():
-            return ["torch is built for CUDA but finds no device, though there is one: check the driver"]
-        return []
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        print("cuda: none" + (", CUDA_VISIBLE_DEVICES hides all" if is_hidden else ""))
+        if torch.version.cuda is None or is_hidden or not _has_nvidia_gpu():
+            return []
+        hiding = "whether CUDA_VISIBLE_DEVICES or a container hides it"
+        return [f"torch is built for CUDA but finds no device, though there is one: check the driver, and {hiding}"]
     problems = []
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        print(f"cuda:{index}: {torch.cuda.get_device_name(index)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free")
+        name = f"cuda:{index}: {torch.cuda.get_device_name(index)}"
         try:
+            free, total = torch.cuda.mem_get_info(index)  # fails, too, where the device is full or another's alone
+            print(f"{name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free")
             torch.ones(8, device=f"cuda:{index}").sum().item()
         except RuntimeError as error:
-            problems.append(f"cuda:{index} does not compute: {str(error).splitlines()[0]}")
+            problems.append(f"{name} does not compute: {str(error).splitlines()[0]}")
     return problems
 
 

@@ -61,6 +61,7 @@ def _of_normalisation(setting: Setting, method: str, records: Records) -> Verdic
     """Noise on BatchNorm's parameters, too, against none there: the mean over the strengths, which both have."""
     rows = finalists(setting, method)
     too, others = ([row.config for row in rows if row.config.perturb_bn is there] for there in (True, False))
+    assert len(too) == len(others), "means of as many strengths"
     configs = dict.fromkeys(config for row in rows for config in (row.config, row.versus) if config is not None)
     every = [group for config in configs if (group := records.group(config)) is not None]
     claim = (

@@ -7,7 +7,7 @@ from functools import partial
 
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import HELD_OUT, held_out, mean_accuracy
-from smoothout.lab.experiments.networks import C1, configure, label
+from smoothout.lab.experiments.networks import C1, as_published, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
@@ -57,7 +57,8 @@ def _on_the_test_set(setting: Setting) -> list[Row]:
     """Each side at its own rate, once both are known; the baseline first."""
     if set(CHOSEN_RATES) != set(METHODS_COMPARED):
         return []
-    configs = {method: configure(setting, C1, C1.large, method, lr=CHOSEN_RATES[method]) for method in METHODS_COMPARED}
+    of = partial(configure, as_published(setting), C1, C1.large)  # at the strength at which the rates were chosen
+    configs = {method: of(method, lr=CHOSEN_RATES[method]) for method in METHODS_COMPARED}
     return [
         Row(
             label(C1, C1.large, method, f", a rate of {config.lr:g}, test set"),

@@ -96,7 +96,7 @@ def training_curves(
 ) -> str:
     """Mean over seeds of a figure of every epoch, against the part of training that is done.
 
-    Without decades the lowest quarter of a curve may lie below the picture.
+    Without decades the first quarter of a curve may lie below the picture, and nothing of what comes after it.
     """
 
     def draw(axes: Any) -> None:
@@ -107,7 +107,7 @@ def training_curves(
             done = [(e + 1) / len(epochs) for e in epochs]
             marker = "" if len(epochs) > 1 else MARKERS[_rank(group, groups) % len(MARKERS)]
             axes.plot(done, means, label=label, marker=marker, **style)
-            lowest.append(sorted(means)[len(means) // 4])
+            lowest.append(min(means[len(means) // 4 :]))
             highest.append(max(means))
         axes.set(xlabel="part of training done", ylabel=name, xlim=(0, 1.03))
         if log:
