@@ -64,7 +64,7 @@ def _parts_of(batches: Any) -> list[Any]:
 def keep_workers(batches: Any, workers: Any) -> None:
     """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
     if getattr(batches, "persistent_workers", False):
-        batches._iterator = workers
+        getattr(batches, "base_dataloader", batches)._iterator = workers  # the loader that Accelerate's goes through
 
 
 def forget_computed_weights() -> None:
