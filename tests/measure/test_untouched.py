@@ -93,6 +93,17 @@ def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
     assert torch.equal(model.factor, torch.ones(4))
 
 
+def test_hooks_on_a_compiled_module_stay_on_it_and_change_no_measurement():
+    inside, data = mlp(), batches()
+    expected = measure.curvature(inside, cross_entropy, data, probes=2)
+    model = torch.compile(inside, backend="eager")
+    handle = model.register_full_backward_pre_hook(lambda module, outs: tuple(0.1 * g for g in outs))
+    assert measure.curvature(model, cross_entropy, data, probes=2) == expected
+    assert len(model._backward_pre_hooks) == 1
+    assert not inside._backward_pre_hooks
+    handle.remove()
+
+
 class Observed(nn.Module):
     """Rounds to steps of the widest range seen, in eval mode too, as quantisation-aware training does."""
 

@@ -105,11 +105,11 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
     hooks = [(holder, name, none, kept) for holder, name, none in holders if (kept := getattr(holder, name))]
     try:
         for holder, name, none, _ in hooks:
-            setattr(holder, name, none)
+            object.__setattr__(holder, name, none)  # a compiled module's own way sets what is of the module inside
         yield
     finally:
         for holder, name, _, kept in hooks:
-            setattr(holder, name, kept)
+            object.__setattr__(holder, name, kept)
 
 
 @contextmanager
