@@ -128,6 +128,44 @@ def test_buffers_that_forward_passes_resize_and_write_to_in_eval_mode():
     assert everything_about(model) == before
 
 
+class Counted(nn.Module):
+    """Keeps what it saw in a buffer, by a kernel that counts no version or, a large one, by torch's own operations."""
+
+    def __init__(self, size, writes=True):
+        super().__init__()
+        self.layer, self.writes = nn.Linear(6, 4), writes
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.writes and len(self.seen) == 4:
+            version = self.seen._version
+            nn.functional.batch_norm(y.detach(), self.seen, torch.ones(4), training=True)
+            assert self.seen._version == version
+        elif self.writes:
+            self.seen[:4] += y.detach().mean(0)
+        return y - self.seen[:4]
+
+
+LARGE = 2**20 + 1
+
+
+@pytest.mark.parametrize("size", [4, LARGE])
+def test_every_evaluation_starts_from_the_same_buffers(size):
+    model = Counted(size)
+    curve = measure.sensitivity(model, cross_entropy, batches(), [0.0, 5.0, 0.0])
+    assert curve.losses[0] == curve.losses[2]
+    assert not model.seen.any()
+
+
+def test_large_buffers_that_nobody_writes_to_are_not_copied_for_every_evaluation(monkeypatch):
+    """They may be all weights of a quantised model."""
+    copied = []
+    monkeypatch.setattr("smoothout.measure.loss_at.copy_back", lambda buffer, values: copied.append(len(buffer)))
+    measure.sensitivity(nn.Sequential(Counted(LARGE, writes=False)), cross_entropy, batches(), [0.0, 0.1])
+    assert not copied
+
+
 @pytest.mark.parametrize("name", ["sensitivity", "interpolate"])
 def test_inside_cached_parametrizations_are_those_of_the_weights(name):
     model = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))

@@ -113,11 +113,12 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
+def untouched(model: nn.Module, batches: Any = ()) -> Iterator[tuple[RandomState, list[tuple[Tensor, Tensor]]]]:
     """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
 
     Version counters of the weights, too: a graph that was recorded before still runs backward, and rightly so, for the
-    values are the same. Yields the random state, so that every evaluation inside can start from the same one.
+    values are the same. Yields the random state and the buffers that can be written to, each with its values, so that
+    every evaluation inside can start from the same ones.
     """
     random_state = RandomState.now(batches)
     parameters = list(model.parameters())
@@ -147,7 +148,9 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
         try:
             for parameter in parameters:
                 parameter.grad = None
-            yield random_state
+            # Those of inference mode cannot change outside it.
+            buffers = [(t, c) for t, c in list(zip(tensors, copies))[len(parameters) :] if not t.is_inference()]
+            yield random_state, buffers
         finally:
             try:
                 put_back()
