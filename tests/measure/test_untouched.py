@@ -1,5 +1,7 @@
 """What a measurement leaves as it was where the model or the loader has a state of its own. More is in test_loss_at."""
 
+import sys
+
 import pytest
 import torch
 from networks import batches, cross_entropy, everything_about, mlp
@@ -8,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from smoothout import measure
 from smoothout.measure.loss_at import model_loss_at
+from smoothout.measure.untouched import without_gradient_hooks
 
 
 class MergesInEval(nn.Linear):
@@ -91,6 +94,27 @@ def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
     assert model.training
     assert torch.equal(model.norm.running_var, statistics)
     assert torch.equal(model.factor, torch.ones(4))
+
+
+def test_an_interrupt_while_hooks_are_put_back_loses_none():
+    model = mlp()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g: 0.1 * g)
+
+    def trace(frame, event, argument):
+        if len({p._backward_hooks is None for p in model.parameters()}) == 2:  # half-way
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        with pytest.raises(KeyboardInterrupt), without_gradient_hooks(model):
+            assert not any(p._backward_hooks for p in model.parameters())
+            sys.settrace(trace)
+    finally:
+        sys.settrace(before)
+    assert all(p._backward_hooks for p in model.parameters())
 
 
 def test_hooks_on_a_compiled_module_stay_on_it_and_change_no_measurement():

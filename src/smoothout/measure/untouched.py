@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +108,16 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
             object.__setattr__(holder, name, none)  # a compiled module's own way sets what is of the module inside
         yield
     finally:
-        for holder, name, _, kept in hooks:
-            object.__setattr__(holder, name, kept)
+        _even_if_interrupted(lambda: [object.__setattr__(holder, name, kept) for holder, name, _, kept in hooks])
+
+
+def _even_if_interrupted(put_back: Callable[[], Any]) -> None:
+    """To do it again is harmless, to stop half-way is not."""
+    try:
+        put_back()
+    except BaseException:
+        put_back()
+        raise
 
 
 @contextmanager
@@ -152,8 +160,4 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[tuple[RandomState
             buffers = [(t, c) for t, c in list(zip(tensors, copies))[len(parameters) :] if not t.is_inference()]
             yield random_state, buffers
         finally:
-            try:
-                put_back()
-            except BaseException:  # an interrupt half-way: to do it again is harmless, to stop there is not
-                put_back()
-                raise
+            _even_if_interrupted(put_back)
