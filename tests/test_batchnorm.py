@@ -121,6 +121,18 @@ def test_instance_norm_that_tracks_is_frozen_too():
     assert not torch.equal(model[1].running_mean, torch.zeros(3))
 
 
+def test_a_layer_that_writes_its_mean_without_counting_batches_is_measured():
+    class Uncounted(nn.BatchNorm1d):
+        def forward(self, x):
+            self.running_mean.lerp_(x.detach().mean(0), 0.5)
+            return x - self.running_mean
+
+    layer, x = Uncounted(4), torch.randn(8, 4)
+    layer.running_mean.fill_(3.0)
+    update_bn(layer, [x])
+    torch.testing.assert_close(layer.running_mean, 0.5 * x.mean(0))
+
+
 def test_update_bn_called_as_torchs_own_says_which_comes_first():
     model, batches = network(), [torch.randn(8, 4)]
     before = snapshot(model)

@@ -86,7 +86,7 @@ def update_bn(
         if not seen:
             raise ValueError("batches is empty, or an iterator that was gone through already: the statistics stay")
         for layer, buffers in zip(layers, before):
-            if layer.num_batches_tracked is not None and not layer.num_batches_tracked:  # no pass came by
+            if not _has_measured(layer):
                 _put_back(layer, buffers)
     except BaseException:
         for layer, buffers in zip(layers, before):
@@ -97,6 +97,11 @@ def update_bn(
             layer.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
+
+
+def _has_measured(layer: _BatchNorm) -> bool:
+    """Since its statistics were reset. Some subclasses write a mean without counting batches."""
+    return any(buffer is not None and bool(buffer.any()) for buffer in (layer.num_batches_tracked, layer.running_mean))
 
 
 def _put_back(layer: nn.Module, values: Iterable[Tensor]) -> None:

@@ -16,6 +16,7 @@ from torch.nn.utils import stateless
 from smoothout.attach import paused
 from smoothout.checks import check_model, check_strength, scalar_loss, whole_number
 from smoothout.filters import Scale, precision
+from smoothout.hooks import untraced
 from smoothout.late_backward import tensors_with_grad
 from smoothout.noise import Noise
 from smoothout.select import Predicate
@@ -155,9 +156,13 @@ class SmoothOutEnsemble:
 
     def _copies(self) -> Iterator[dict[str, Tensor]]:
         """The N perturbations at the current w, one after another."""
-        names = [f"model.{s.name}" for s in self._perturbation.selected]
         for i in range(self.copies):
-            yield dict(zip(names, self._perturbation.draw(self.strength, step=0, draw=i)))
+            yield self._copy(i)
+
+    @untraced
+    def _copy(self, i: int) -> dict[str, Tensor]:
+        names = [f"model.{s.name}" for s in self._perturbation.selected]
+        return dict(zip(names, self._perturbation.draw(self.strength, step=0, draw=i)))
 
 
 class _Objective(nn.Module):

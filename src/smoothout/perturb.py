@@ -266,7 +266,6 @@ class Perturbation:
 
     # ---- noise -------------------------------------------------------------------------------------------------------
 
-    @untraced
     def draw(self, strength: float, step: int, draw: int = 0) -> list[Tensor]:
         """The θ that `apply` would add, as new tensors (this rank's shards), in the order of `selected`."""
         if self.active:

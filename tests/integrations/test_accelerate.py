@@ -1,6 +1,7 @@
 """Accelerate's real loop, in one process and in two: `attach` after `prepare`, and nothing else changes."""
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cases import assert_equal_models, explicit_epoch
-from smoothout import SmoothOut
+from smoothout import SmoothOut, measure
 from smoothout.integrations.accelerate import attach
 from two_processes import WORLD, gathered
 
@@ -197,6 +198,24 @@ def two_processes_checkpoint_and_resume(rank, folder):
     assert_equal_models(resumed.bare, loop.bare)
     for p in resumed.bare.parameters():
         assert torch.equal(*gathered(p))
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_measuring_on_a_prepared_loader_whose_workers_stay(dispatch):
+    """Every evaluation has new ones, in the order of the first, and those of an epoch under way are left alone."""
+    configuration = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
+    loader = accelerator(dataloader_config=configuration).prepare(
+        DataLoader(data(), 8, shuffle=True, num_workers=1, persistent_workers=True)
+    )
+    loss_fn = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure.sensitivity(network(), loss_fn, loader, [0.1])
+    epoch = iter(loader.base_dataloader)
+    next(epoch)
+    measure.sensitivity(network(), loss_fn, loader, [0.1])
+    assert loader.base_dataloader._iterator is epoch
+    assert len(list(epoch)) == 7
 
 
 def two_processes_select_by_own_names(rank):

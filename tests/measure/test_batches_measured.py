@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from networks import batches, cross_entropy, mlp
+from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from smoothout import measure
@@ -58,6 +59,20 @@ def test_a_loss_that_writes_to_its_batch_is_told_of(name):
     assert len(told) == 1
 
 
+def test_other_data_are_not_taken_for_a_lost_graph():
+    class WithUnused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.unused = mlp(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.network(x)
+
+    with pytest.warns(UserWarning, match="the first batch is another one") as told:
+        measure.sharpness(WithUnused(), cross_entropy, DataLoader(OwnGenerator(), 5), restarts=1, max_iterations=2)
+    assert len(told) == 1
+
+
 class ByEpoch(RandomSampler):
     """Shuffles by the number of the epoch, which it counts, as Accelerate's with `use_seedable_sampler`."""
 
@@ -102,6 +117,15 @@ def test_the_same_data_are_not(name, workers):
         warnings.simplefilter("error")
         MEASUREMENTS[name](mlp(), cross_entropy, DataLoader(TensorDataset(*WHOLE), 5, shuffle=True, **workers))
         MEASUREMENTS[name](mlp(), converting, held)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: quantised tensors are to go
+def test_quantised_batches():
+    held = [(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), y) for x, y in batches()]
+    expected = [(x.dequantize(), y) for x, y in held]
+    loss = lambda model, batch: cross_entropy(model, (batch[0].dequantize(), batch[1]))  # noqa: E731
+    ends = [measure.sensitivity(mlp(), *each, [0.1]).losses for each in ((loss, held), (cross_entropy, expected))]
+    assert ends[0] == ends[1]
 
 
 def test_batches_weigh_as_they_were_before_a_loss_that_pops():

@@ -268,6 +268,9 @@ def test_parameters_on_one_another_are_told_of(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MEASUREMENTS[name](model, cross_entropy, batches())
+        columns = torch.randn(6, 12)  # of one matrix lie between one another and share nothing
+        model[0].weight, model[2].weight = nn.Parameter(columns[:, :6]), nn.Parameter(columns[:, 6:])
+        MEASUREMENTS[name](model, cross_entropy, batches())
 
 
 def test_sparse_gradients_of_an_embedding():

@@ -9,6 +9,7 @@ import torch
 from networks import Function, accuracy, batches, cross_entropy, mlp, trained, value_of
 from torch import nn
 
+from interpreter import python
 from smoothout import AdaSmoothOut, Noise, SmoothOut, measure
 from smoothout.measure import Sensitivity
 from smoothout.select import not_normalisation
@@ -231,3 +232,13 @@ def test_numbers_of_numpy():
     found = measure.sensitivity(bowl(), value_of, [0], np.array([0.25, 0.5]), draws=np.int64(2), seed=np.int64(3))
     assert found == measure.sensitivity(bowl(), value_of, [0], [0.25, 0.5], draws=2, seed=3)
     json.dumps(found.to_json())
+
+
+def test_the_compiler_is_not_loaded():
+    """That takes a second or two."""
+    python(
+        "-c",
+        "import sys, torch; from smoothout import measure; loss = lambda model, x: model(x).square().mean(); "
+        "measure.sensitivity(torch.nn.Linear(2, 2), loss, [torch.ones(3, 2)], [0.1]); "
+        "assert 'torch._dynamo' not in sys.modules",
+    )

@@ -1,5 +1,7 @@
 """What a measurement leaves as it was where the model or the loader has a state of its own. More is in test_loss_at."""
 
+import sys
+
 import pytest
 import torch
 from networks import batches, cross_entropy, everything_about, mlp
@@ -8,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from smoothout import measure
 from smoothout.measure.loss_at import model_loss_at
+from smoothout.measure.untouched import without_gradient_hooks
 
 
 class MergesInEval(nn.Linear):
@@ -93,6 +96,38 @@ def test_buffers_that_are_none_or_were_made_in_inference_mode(inference):
     assert torch.equal(model.factor, torch.ones(4))
 
 
+def test_an_interrupt_while_hooks_are_put_back_loses_none():
+    model = mlp()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g: 0.1 * g)
+
+    def trace(frame, event, argument):
+        if len({p._backward_hooks is None for p in model.parameters()}) == 2:  # half-way
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        with pytest.raises(KeyboardInterrupt), without_gradient_hooks(model):
+            assert not any(p._backward_hooks for p in model.parameters())
+            sys.settrace(trace)
+    finally:
+        sys.settrace(before)
+    assert all(p._backward_hooks for p in model.parameters())
+
+
+def test_hooks_on_a_compiled_module_stay_on_it_and_change_no_measurement():
+    inside, data = mlp(), batches()
+    expected = measure.curvature(inside, cross_entropy, data, probes=2)
+    model = torch.compile(inside, backend="eager")
+    handle = model.register_full_backward_pre_hook(lambda module, outs: tuple(0.1 * g for g in outs))
+    assert measure.curvature(model, cross_entropy, data, probes=2) == expected
+    assert len(model._backward_pre_hooks) == 1
+    assert not inside._backward_pre_hooks
+    handle.remove()
+
+
 class Observed(nn.Module):
     """Rounds to steps of the widest range seen, in eval mode too, as quantisation-aware training does."""
 
@@ -115,6 +150,44 @@ def test_buffers_that_forward_passes_resize_and_write_to_in_eval_mode():
     curve = measure.sensitivity(model, cross_entropy, batches(), [0.0, 5.0, 0.0])
     assert curve.losses[0] == curve.losses[2]  # the range seen at 5 is forgotten
     assert everything_about(model) == before
+
+
+class Counted(nn.Module):
+    """Keeps what it saw in a buffer, by a kernel that counts no version or, a large one, by torch's own operations."""
+
+    def __init__(self, size, writes=True):
+        super().__init__()
+        self.layer, self.writes = nn.Linear(6, 4), writes
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.writes and len(self.seen) == 4:
+            version = self.seen._version
+            nn.functional.batch_norm(y.detach(), self.seen, torch.ones(4), training=True)
+            assert self.seen._version == version
+        elif self.writes:
+            self.seen[:4] += y.detach().mean(0)
+        return y - self.seen[:4]
+
+
+LARGE = 2**20 + 1
+
+
+@pytest.mark.parametrize("size", [4, LARGE])
+def test_every_evaluation_starts_from_the_same_buffers(size):
+    model = Counted(size)
+    curve = measure.sensitivity(model, cross_entropy, batches(), [0.0, 5.0, 0.0])
+    assert curve.losses[0] == curve.losses[2]
+    assert not model.seen.any()
+
+
+def test_large_buffers_that_nobody_writes_to_are_not_copied_for_every_evaluation(monkeypatch):
+    """They may be all weights of a quantised model."""
+    copied = []
+    monkeypatch.setattr("smoothout.measure.loss_at.copy_back", lambda buffer, values: copied.append(len(buffer)))
+    measure.sensitivity(nn.Sequential(Counted(LARGE, writes=False)), cross_entropy, batches(), [0.0, 0.1])
+    assert not copied
 
 
 @pytest.mark.parametrize("name", ["sensitivity", "interpolate"])

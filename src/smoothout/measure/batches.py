@@ -43,7 +43,7 @@ def sample_of(batch: Any) -> list[Tensor]:
     """A few thousand numbers of each tensor, to know the batch again by."""
     samples = []
     for tensor in tensors_of(batch):
-        if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_complex():
+        if tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_complex() or tensor.is_quantized):
             flat = tensor.detach().reshape(-1)
             samples.append(flat[:: max(1, len(flat) // 4096)].to("cpu", torch.float64, copy=True))
     return samples

@@ -34,6 +34,8 @@ from smoothout.select import Predicate, Selected, everything, select_parameters
 LossFunction = Callable[[nn.Module, Any], Tensor]
 AccuracyFunction = Callable[[nn.Module, Any], Any]
 
+SMALL_BUFFER = 2**20  # elements
+
 
 class LossAt(Protocol):
     """A loss as a function of one flat vector in float64.
@@ -94,14 +96,14 @@ class ModelLossAt:
         batches: Iterable[Any],
         selected: list[Selected],
         random_state: RandomState,
+        buffers: list[tuple[Tensor, Tensor]],
         accuracy_fn: AccuracyFunction | None,
     ) -> None:
         self.model, self.loss_fn, self.batches = model, loss_fn, batches
         self.selected, self.accuracy_fn = selected, accuracy_fn
         self._random_state = random_state
         self._parameters = [s.parameter for s in selected]
-        # Quantisation's observers write to theirs in eval mode, too. Those of inference mode cannot change outside it.
-        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_inference()]
+        self._buffers, self._versions = buffers, [buffer._version for buffer, _ in buffers]
         self._passes, self._graph_is_checked, self._batches_change = 0, False, False
         self._first_batch: list[Tensor] | None = None
         self.start = self.flat(self._parameters)
@@ -117,9 +119,17 @@ class ModelLossAt:
         """Put a vector into the parameters."""
         for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
             parameter.copy_(values.view(parameter.shape))
-        for buffer, values in self._buffers:
-            copy_back(buffer, values)
+        self._put_buffers_back()
         forget_computed_weights()
+
+    def _put_buffers_back(self) -> None:
+        """Large ones only if they were written to: they may be a quantised model's weights. Of small ones no version
+        tells it: the kernels of BatchNorm and of quantisation's observers count none.
+        """
+        for i, (buffer, values) in enumerate(self._buffers):
+            if values.numel() <= SMALL_BUFFER or buffer._version != self._versions[i]:
+                copy_back(buffer, values)
+                self._versions[i] = buffer._version
 
     @torch.no_grad()
     def loss(self, w: Tensor) -> float:
@@ -190,6 +200,8 @@ class ModelLossAt:
                 "loss_fn(model, batch) returned a loss without a graph, as under torch.no_grad() or after detach(): "
                 "give one that backward() can be called on"
             )
+        if self._batches_change:
+            return  # which was told; the loss differs by that
         shown = ", ".join(s.name for s in lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         warnings.warn(
             f"no gradient comes to {shown}, as under torch.no_grad() or after detach(), but the loss depends on some: "
@@ -200,12 +212,19 @@ class ModelLossAt:
 
     def warn_of_shared_memory(self) -> None:
         """Of two that lie on one another only the one written last is moved, and each has a part of the gradient."""
-        if overlap(self._parameters):
+        if overlap(self._parameters) and not self._moves_apart():
             warnings.warn(
                 "measured parameters share memory, so that they are not moved apart and the result is wrong: tie "
                 "weights as one parameter (b.weight = a.weight), not by their .data",
                 stacklevel=3,
             )
+
+    def _moves_apart(self) -> bool:
+        """Whether weights hold what is written to them, as columns of one matrix do, though their spans overlap."""
+        # Whole numbers that are exact in every dtype.
+        probe = torch.randint(256, self.start.shape, dtype=torch.float64, device=self.start.device)
+        self.write(probe)
+        return torch.equal(self.flat(self._parameters), probe)
 
     def base_loss(self) -> float:
         """The loss at the start, which must be a finite number."""
@@ -310,10 +329,10 @@ def model_loss_at(
         paused(model),
         alone(model),
         without_gradient_hooks(model),
-        untouched(model, batches) as random_state,
+        untouched(model, batches) as (random_state, buffers),
     ):
         _set_mode(model, train_mode)
-        yield ModelLossAt(model, loss_fn, batches, selected, random_state, accuracy_fn)
+        yield ModelLossAt(model, loss_fn, batches, selected, random_state, buffers, accuracy_fn)
 
 
 def _set_mode(model: nn.Module, train_mode: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ def _parts_of(batches: Any) -> list[Any]:
 def keep_workers(batches: Any, workers: Any) -> None:
     """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
     if getattr(batches, "persistent_workers", False):
-        batches._iterator = workers
+        getattr(batches, "base_dataloader", batches)._iterator = workers  # the loader that Accelerate's goes through
 
 
 def forget_computed_weights() -> None:
@@ -105,19 +105,28 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
     hooks = [(holder, name, none, kept) for holder, name, none in holders if (kept := getattr(holder, name))]
     try:
         for holder, name, none, _ in hooks:
-            setattr(holder, name, none)
+            object.__setattr__(holder, name, none)  # a compiled module's own way sets what is of the module inside
         yield
     finally:
-        for holder, name, _, kept in hooks:
-            setattr(holder, name, kept)
+        _even_if_interrupted(lambda: [object.__setattr__(holder, name, kept) for holder, name, _, kept in hooks])
+
+
+def _even_if_interrupted(put_back: Callable[[], Any]) -> None:
+    """To do it again is harmless, to stop half-way is not."""
+    try:
+        put_back()
+    except BaseException:
+        put_back()
+        raise
 
 
 @contextmanager
-def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
+def untouched(model: nn.Module, batches: Any = ()) -> Iterator[tuple[RandomState, list[tuple[Tensor, Tensor]]]]:
     """On every way out parameters, buffers, `.grad`s, modes and all generators are what they were, bit for bit.
 
     Version counters of the weights, too: a graph that was recorded before still runs backward, and rightly so, for the
-    values are the same. Yields the random state, so that every evaluation inside can start from the same one.
+    values are the same. Yields the random state and the buffers that can be written to, each with its values, so that
+    every evaluation inside can start from the same ones.
     """
     random_state = RandomState.now(batches)
     parameters = list(model.parameters())
@@ -147,10 +156,8 @@ def untouched(model: nn.Module, batches: Any = ()) -> Iterator[RandomState]:
         try:
             for parameter in parameters:
                 parameter.grad = None
-            yield random_state
+            # Those of inference mode cannot change outside it.
+            buffers = [(t, c) for t, c in list(zip(tensors, copies))[len(parameters) :] if not t.is_inference()]
+            yield random_state, buffers
         finally:
-            try:
-                put_back()
-            except BaseException:  # an interrupt half-way: to do it again is harmless, to stop there is not
-                put_back()
-                raise
+            _even_if_interrupted(put_back)
