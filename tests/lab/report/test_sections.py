@@ -7,10 +7,10 @@ import pytest
 
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
-from smoothout.lab.groups import Group, group_runs
+from smoothout.lab.groups import Group, Sample, group_runs
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.names import name_of
-from smoothout.lab.report.sections import _signed, figures_sections, table_sections
+from smoothout.lab.report.sections import _signed, figures_sections, number, table_sections
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -168,3 +168,17 @@ def test_sharpness_and_curvature_are_shown_where_all_runs_have_them_alike(runs):
             value = result.value if name == "sharpness-train" else result.eigenvalues[0]
             assert float(row.cells[column].text.split()[0].replace(",", "")) == pytest.approx(value, rel=6e-3)
             assert row.cells[column].text.endswith(f"({int(result.converged)} of 1)")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((0.00020, 0.00026, 0.00030), "0.000253 ± 0.000050"),  # not 5e-05
+        ((1.0, 3.5), "2.25 ± 1.77"),
+        ((0.0091,), "0.0091"),
+        ((0.0, 0.0), "0 ± 0"),
+        ((1234.0, 1300.0), "1267 ± 47"),
+    ],
+)
+def test_a_deviation_has_the_places_of_its_mean(values, said):
+    assert number(Sample(values)) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -155,8 +156,11 @@ def percent(sample: Sample) -> str:
 
 
 def number(sample: Sample) -> str:
-    """0.0123 ± 0.0045."""
-    return f"{sample.mean:.3g}" if sample.sd is None else f"{sample.mean:.3g} ± {sample.sd:.1g}"
+    """0.0123 ± 0.0045: three digits of the mean, and the deviation to the same place."""
+    if sample.sd is None or not 1e-6 < abs(sample.mean) < 1e6:
+        return f"{sample.mean:.3g}" if sample.sd is None else f"{sample.mean:.3g} ± {sample.sd:.1g}"
+    places = max(0, 2 - math.floor(math.log10(abs(sample.mean))))
+    return f"{sample.mean:.{places}f} ± {sample.sd:.{places}f}"
 
 
 def last_accuracy(record: Record) -> float:
