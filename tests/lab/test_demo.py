@@ -114,6 +114,10 @@ def test_report_of_the_same_runs(demo):
     assert {ElementTree.fromstring(figure).tag for figure in figures} == {"{http://www.w3.org/2000/svg}svg"}
     markdown = smoothout(*command, "--markdown", cwd=folder).stdout
     assert markdown.count("\n| batch ") == 10
+    no_folder = smoothout("report", "runs", "--out", "other.html", "--figures", "page.html", cwd=folder)
+    assert no_folder.returncode == 1
+    assert "page.html: cannot be a folder of figures (File exists)" in no_folder.stderr
+    assert not (folder / "other.html").exists()
     missing = smoothout("report", "nowhere", cwd=folder)
     assert missing.returncode == 1
     assert "no run in nowhere" in missing.stderr

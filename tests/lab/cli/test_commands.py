@@ -225,6 +225,7 @@ def frozen(classes):
             "error: out='a.pdf': the page is HTML, give a file that ends in .html",
         ),
         (["report", "runs", "--out", "a.jsonl"], 1, "in .html; --pack writes records"),
+        (["report", "runs", "--markdown", "--figures", "f"], 1, "error: figures='f': they are those of a page"),
         (["trian"], 2, "No such command"),
     ],
 )

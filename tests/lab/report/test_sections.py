@@ -9,8 +9,9 @@ from smoothout.lab import measurements
 from smoothout.lab.config import resolve
 from smoothout.lab.groups import Group, Sample, group_runs
 from smoothout.lab.methods import METHODS
+from smoothout.lab.report.measured import number
 from smoothout.lab.report.names import name_of
-from smoothout.lab.report.sections import _signed, figures_sections, number, table_sections
+from smoothout.lab.report.sections import _signed, figures_sections, table_sections
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -177,7 +178,7 @@ def test_sharpness_and_curvature_are_shown_where_all_runs_have_them_alike(runs):
         ((1.0, 3.5), "2.25 ± 1.77"),
         ((0.0091,), "0.0091"),
         ((0.0, 0.0), "0 ± 0"),
-        ((1234.0, 1300.0), "1267 ± 47"),
+        ((1234.0, 1300.0), "1,267 ± 47"),
     ],
 )
 def test_a_deviation_has_the_places_of_its_mean(values, said):

@@ -54,6 +54,10 @@ def _report(
     markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown, write no page")] = False,
     pack: Annotated[Path | None, typer.Option(help="add the records to this .jsonl, and write no page")] = None,
 ) -> None:
+    if figures is not None and (markdown or pack is not None):
+        raise ValueError(
+            f"figures={str(figures)!r}: they are those of a page, which --markdown and --pack do not write"
+        )
     with TemporaryDirectory() as folder:
         _write(runs, Path(folder), out, title, figures, markdown, pack)
 
@@ -91,15 +95,18 @@ def _write(
     lead = f"{len(records)} finished runs of {sum(bool(group.runs) for group in groups)} configurations."
     foot = provenance(records, shlex.join(["smoothout", *sys.argv[1:]]))
     page = Page(title, lead, all_sections(groups), foot)
-    write_atomically(out.resolve(), page.to_html().encode())
     if figures is not None:
         _write_figures(page, figures.resolve())
+    write_atomically(out.resolve(), page.to_html().encode())
     print(out.resolve())
 
 
 def _write_figures(page: Page, folder: Path) -> None:
     """Named by their section, in its order."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be a folder of figures ({error.strerror})") from error
     for section in page.sections:
         name = re.sub("[^a-z0-9]+", "-", section.heading.lower()).strip("-")
         for i, figure in enumerate(section.figures, start=1):

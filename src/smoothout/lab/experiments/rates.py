@@ -34,7 +34,7 @@ def rates(setting: Setting) -> Experiment:
         for method in METHODS_COMPARED
         for config, baseline in zip(_configs(setting, method), _configs(setting, "plain"), strict=True)
     ]
-    rows += _on_the_test_set(setting)
+    rows += _rows_of_the_test_set(setting)
     return Experiment(
         "rates",
         "C1 at the large batch: learning rates",
@@ -53,7 +53,7 @@ def _configs(setting: Setting, method: str) -> list[Config]:
     return [held_out(setting, C1, C1.large, method, lr=factor * usual) for factor in FACTORS]
 
 
-def _on_the_test_set(setting: Setting) -> list[Row]:
+def _rows_of_the_test_set(setting: Setting) -> list[Row]:
     """Each side at its own rate, once both are known; the baseline first."""
     if set(CHOSEN_RATES) != set(METHODS_COMPARED):
         return []
@@ -70,18 +70,18 @@ def _on_the_test_set(setting: Setting) -> list[Row]:
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    return (_on_held_out_images(setting, records), _on_fresh_images(setting, records))
+    return (_judged_on_held_out_images(setting, records), _judged_on_the_test_set(setting, records))
 
 
-def _on_fresh_images(setting: Setting, records: Records) -> Verdict:
+def _judged_on_the_test_set(setting: Setting, records: Records) -> Verdict:
     claim = f"{CLAIM}, on the test set"
-    rows = _on_the_test_set(setting)
+    rows = _rows_of_the_test_set(setting)
     if not rows:
         return Verdict(claim, NOT_MEASURED, "")
     return on_difference(claim, rows[0].config, rows[1].config, records, reported)
 
 
-def _on_held_out_images(setting: Setting, records: Records) -> Verdict:
+def _judged_on_held_out_images(setting: Setting, records: Records) -> Verdict:
     best = [_best(_configs(setting, method), records) for method in METHODS_COMPARED]
     baseline, smoothed = best
     if baseline is None or smoothed is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,8 +134,17 @@ def _eigenvalue(results: Sequence[Curvature]) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-    sample = Sample(tuple(values))
-    return amount(sample.mean, 3) + ("" if sample.sd is None else f" ± {amount(sample.sd, 1)}")
+    return number(Sample(tuple(values)))
+
+
+def number(sample: Sample) -> str:
+    """0.0123 ± 0.0045: three digits of the mean, and the deviation to the same place."""
+    if sample.sd is None:
+        return amount(sample.mean, 3)
+    if not 1e-6 < abs(sample.mean) < math.inf:
+        return f"{sample.mean:.3g} ± {sample.sd:.1g}"
+    places = max(0, 2 - math.floor(math.log10(abs(sample.mean))))
+    return f"{sample.mean:,.{places}f} ± {sample.sd:,.{places}f}"
 
 
 def amount(value: float, digits: int) -> str:

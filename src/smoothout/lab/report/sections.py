@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +17,7 @@ from smoothout.lab.groups import (
     nearest_plain,
 )
 from smoothout.lab.report import figures, measured
-from smoothout.lab.report.measured import SENSITIVITY, loss_rises, of_group
+from smoothout.lab.report.measured import SENSITIVITY, loss_rises, number, of_group
 from smoothout.lab.report.names import in_words, judged_on, name_of
 from smoothout.lab.report.page import Cell, Figure, Row, Section, Table
 from smoothout.lab.runs import EpochMetrics, Record
@@ -153,14 +152,6 @@ def _signed(value: float, digits: int) -> str:
 def percent(sample: Sample) -> str:
     """98.12 ± 0.34 %."""
     return f"{100 * sample.mean:.2f} %" if sample.sd is None else f"{100 * sample.mean:.2f} ± {100 * sample.sd:.2f} %"
-
-
-def number(sample: Sample) -> str:
-    """0.0123 ± 0.0045: three digits of the mean, and the deviation to the same place."""
-    if sample.sd is None or not 1e-6 < abs(sample.mean) < 1e6:
-        return f"{sample.mean:.3g}" if sample.sd is None else f"{sample.mean:.3g} ± {sample.sd:.1g}"
-    places = max(0, 2 - math.floor(math.log10(abs(sample.mean))))
-    return f"{sample.mean:.{places}f} ± {sample.sd:.{places}f}"
 
 
 def last_accuracy(record: Record) -> float:
