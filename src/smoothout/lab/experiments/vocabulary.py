@@ -132,6 +132,7 @@ class Drawing:
         "landscape",
         "accuracy by epoch",
         "training loss by epoch",
+        "accuracy by learning rate",
     ]
     caption: str
     curves: tuple[Curve, ...] = ()

@@ -12,12 +12,12 @@ from smoothout.lab.report import page
 from smoothout.lab.report.page import Cell, Table
 from smoothout.lab.report.sections import percent
 
-TABLES = ("table1", "table2")
+TABLES = ("table1", "table2", "rates")
 COMPARED = ("smoothout", "adasmoothout")
 
 
 def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> Table:
-    """What has been measured of Tables 1 and 2, with the change against the baseline.
+    """What has been measured of Tables 1 and 2 and at rates of their own, with the change against the baseline.
 
     Without lines of too few runs to claim anything, and without those that are another preset's runs.
     """
@@ -25,29 +25,41 @@ def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) 
     for setting, experiment in experiments:
         if experiment.name not in TABLES:
             continue
-        for base in (row for row in experiment.rows if row.versus is None and not row.note):
-            runs = (base.config, *(row.config for row in experiment.rows if row.versus == base.config))
+        for base in (row for row in experiment.rows if row.versus is None and not row.note and not row.config.hold_out):
+            compared = [row for row in experiment.rows if row.versus == base.config]
+            runs = (base.config, *(row.config for row in compared))
             if runs not in seen and len(records.seeds_of(base.config)) >= FEWEST_RUNS:
-                rows.append(_line(base, experiment, setting, records))
+                rows += [_line(base, line, setting, records) for line in _lines(compared)]
             seen.add(runs)
     titles = tuple(METHODS[name].title for name in COMPARED)
     return Table(("accuracy on the test set", "n", "baseline", *titles), tuple(row for row in rows if row is not None))
 
 
-def _line(base: Row, experiment: Experiment, setting: Setting, records: Records) -> page.Row | None:
+def _lines(compared: Sequence[Row]) -> list[list[Row]]:
+    """Each method once in a line: what was chosen before stands below what is chosen now."""
+    lines: list[list[Row]] = [[]]
+    for row in compared:
+        if row.config.method in (there.config.method for there in lines[-1]):
+            lines.append([])
+        lines[-1].append(row)
+    return lines
+
+
+def _line(base: Row, rows: Sequence[Row], setting: Setting, records: Records) -> page.Row | None:
     group = records.group(base.config)
     if group is None:
         return None
-    rows: dict[str, Row] = {}
-    for row in experiment.rows:
-        if row.versus == base.config:
-            rows.setdefault(row.config.method, row)  # the first: what was chosen before comes after it
-    others = {method: records.group(row.config) for method, row in rows.items()}
-    diverged = {method: records.diverged(row.config) for method, row in rows.items()}
+    configs = {row.config.method: row.config for row in rows}
+    others = {method: records.group(config) for method, config in configs.items()}
+    cells = [
+        _cell(group, others[method], records.diverged(configs[method]), is_whole=not records.diverged(base.config))
+        if method in configs
+        else Cell("–")
+        for method in COMPARED
+    ]
+    first = rows[0] if rows else base
     which = " (best epoch)" if base.config.report == "best" else ""
-    name = base.label.replace(": " + METHODS["plain"].title, "") + f", preset {setting.preset}{which}"
-    is_whole = not records.diverged(base.config)
-    cells = [_cell(group, others.get(method), diverged.get(method, 0), is_whole) for method in COMPARED]
+    name = first.label.replace(": " + METHODS[first.config.method].title, "") + f", preset {setting.preset}{which}"
     counts = {len(each.records) for each in (group, *others.values()) if each is not None}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     return page.Row((Cell(name), Cell(n), Cell(percent(group.sample(reported))), *cells))

@@ -13,6 +13,7 @@ import numpy as np
 
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Curve, Drawing
+from smoothout.lab.groups import Group
 from smoothout.lab.report import figures
 from smoothout.lab.runs import EpochMetrics
 from smoothout.measure import Sensitivity, plots
@@ -31,6 +32,8 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
         return draw_low_pass
     if drawing.kind in BY_EPOCH:
         return _drawn_by_epoch(drawing, records)
+    if drawing.kind == "accuracy by learning rate":
+        return _drawn_by_rate(drawing, records)
     measured = _measured(drawing, records)
     if not measured:
         return None
@@ -183,6 +186,44 @@ def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
             axes.set_ylim(min(lowest) - 2, max(highest) + 1)
         else:
             axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=9)
+
+    return draw
+
+
+# ---- by learning rate ------------------------------------------------------------------------------------------------
+
+
+def _drawn_by_rate(drawing: Drawing, records: Records) -> Draw | None:
+    """A line for the curves of one label, mean and deviation over seeds at each rate; None where nothing has two."""
+    known: dict[str, list[Group]] = {}
+    for curve in drawing.curves:
+        if (group := records.group(curve.config)) is not None:
+            known.setdefault(curve.label, []).append(group)
+    known = {name: sorted(groups, key=lambda g: g.config.lr) for name, groups in known.items() if len(groups) > 1}
+    if not known:
+        return None
+
+    def draw(axes: Any) -> None:
+        styles = figures.line_styles([groups[0] for groups in known.values()])
+        for (name, groups), style in zip(known.items(), styles, strict=True):
+            samples = [group.sample(lambda record: 100 * record.last.test_accuracy) for group in groups]
+            n = " to ".join(str(count) for count in sorted({min(s.n for s in samples), max(s.n for s in samples)}))
+            axes.errorbar(
+                [group.config.lr for group in groups],
+                [sample.mean for sample in samples],
+                [sample.sd or 0.0 for sample in samples],
+                label=f"{name} (n = {n})",
+                marker="o",
+                markersize=4,
+                capsize=3,
+                **style,
+            )
+        ticks = sorted({group.config.lr for groups in known.values() for group in groups})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel="learning rate", ylabel="accuracy at clean weights, %")
         axes.legend(frameon=False, fontsize=9)
 
     return draw
