@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smoothout.lab.experiments import chosen
 from smoothout.lab.experiments.figure8 import figure8
 from smoothout.lab.experiments.measuring import sensitivity
 from smoothout.lab.experiments.records import Records
@@ -61,6 +62,16 @@ def test_a_method_has_one_colour_in_all_pictures_of_an_experiment(tmp_path):
         assert colours == {
             name: figures.COLOURS[method] for name, method in zip(("baseline", "SmoothOut", "AdaSmoothOut"), METHODS)
         }
+
+
+def test_what_was_chosen_before_has_a_shade_of_its_own(monkeypatch):
+    monkeypatch.setitem(chosen.CHOSEN, ("resnet44", 2048, "adasmoothout"), {"strength": 0.6})
+    for drawing in table2(Setting("paper", "ours")).drawings:
+        names = [curve.label for curve in drawing.curves]
+        colours = dict(zip(names, figures.colours([curve.config for curve in drawing.curves])))
+        assert names == ["baseline", "SmoothOut", "AdaSmoothOut", "AdaSmoothOut, as chosen before"]
+        assert len(set(colours.values())) == 4
+        assert colours["AdaSmoothOut"] == figures.COLOURS["adasmoothout"]
 
 
 def test_loss_under_noise_is_the_mean_over_runs_and_says_of_how_many(tmp_path):

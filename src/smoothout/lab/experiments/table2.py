@@ -78,6 +78,13 @@ def _chosen_before(setting: Setting) -> dict[str, Config]:
     return {method: config for method, config in before.items() if config != resnet44(setting, method)}
 
 
+def named(setting: Setting) -> dict[str, Config]:
+    """The configurations of the row on CIFAR-10, the baseline first, what was chosen before last."""
+    now = {METHODS[method].title: resnet44(setting, method) for method in CIFAR[0][3]}
+    before = _chosen_before(setting)
+    return now | {METHODS[method].title + BEFORE: config for method, config in before.items()}
+
+
 def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
     rows = []
     note = "" if setting.imagenet else PLUMBING
@@ -101,30 +108,23 @@ def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
 
 def _under_noise(setting: Setting) -> Drawing:
     """Of the row on CIFAR-10."""
-    curves = tuple(
-        Curve(METHODS[method].title, resnet44(setting, method), sensitivity(setting, RESNET44.model))
-        for method in CIFAR[0][3]
-    )
-    return Drawing(
-        "loss under noise",
-        f"ResNet44 on CIFAR-10: the loss on training images under noise. {BANDS}",
-        curves,
-    )
+    wanted = sensitivity(setting, RESNET44.model)
+    curves = tuple(Curve(name, config, wanted) for name, config in named(setting).items())
+    caption = f"ResNet44 on CIFAR-10: the loss on training images under noise. {BANDS}"
+    return Drawing("loss under noise", caption, curves)
 
 
 def _by_epoch(setting: Setting) -> Drawing:
-    curves = tuple(Curve(METHODS[method].title, resnet44(setting, method)) for method in CIFAR[0][3])
+    curves = tuple(Curve(name, config) for name, config in named(setting).items())
     return Drawing("accuracy by epoch", "ResNet44 on CIFAR-10: accuracy on the test set, means over seeds.", curves)
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
     """Whether preset ours reaches its goal on CIFAR-10, and what measuring BatchNorm anew has to do with it."""
-    named = {f"ResNet44, CIFAR-10: {METHODS[each].title}": resnet44(setting, each) for each in CIFAR[0][3]}
-    before = _chosen_before(setting)
-    named |= {f"ResNet44, CIFAR-10: {METHODS[each].title}{BEFORE}": config for each, config in before.items()}
-    _, baseline = next(iter(named.items()))
-    goals = (verdict_on(name, baseline, config, records) for name, config in named.items() if config != baseline)
-    return (*goals, *remeasured.verdicts_on(named, records))
+    configs = {f"{RESNET44.title}: {name}": config for name, config in named(setting).items()}
+    baseline = resnet44(setting, "plain")
+    goals = (verdict_on(name, baseline, config, records) for name, config in configs.items() if config != baseline)
+    return (*goals, *remeasured.verdicts_on(configs, records))
 
 
 def table2(setting: Setting) -> Experiment:

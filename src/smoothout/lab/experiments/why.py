@@ -10,7 +10,7 @@ from smoothout.lab.config import Config
 from smoothout.lab.experiments.choice import USUAL
 from smoothout.lab.experiments.networks import RESNET44, label
 from smoothout.lab.experiments.records import Records
-from smoothout.lab.experiments.table2 import CIFAR, resnet44
+from smoothout.lab.experiments.table2 import CIFAR, named, resnet44
 from smoothout.lab.experiments.verdicts import groups_of, on_contrast, on_difference
 from smoothout.lab.experiments.vocabulary import Curve, Drawing, Experiment, Row, Setting, Verdict
 from smoothout.lab.groups import difference, sense_of
@@ -201,7 +201,11 @@ def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
         if case.method == method
     ]
     whole = {each: resnet44(setting, each) for each in CIFAR[0][3]}
-    reporting = (_reporting(whole["plain"], config, records) for each, config in whole.items() if each != "plain")
+    reporting = (
+        _reporting(title, whole["plain"], config, records)
+        for title, config in named(setting).items()
+        if config.method != "plain"
+    )
     return (*_against_ours(setting, whole, records), *reporting, *baselines, *gains, *changes)
 
 
@@ -225,8 +229,7 @@ def _last(record: Record) -> float:
     return record.last.test_accuracy
 
 
-def _reporting(baseline: Config, config: Config, records: Records) -> Verdict:
-    name = METHODS[config.method].title
+def _reporting(name: str, baseline: Config, config: Config, records: Records) -> Verdict:
     claim = f"{name} gains more by reporting the best epoch of the test set than the baseline does"
     groups = groups_of((baseline, config), records)
     if isinstance(groups, str):

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smoothout.lab.config import Config
 from smoothout.lab.groups import Group, Sample
 from smoothout.lab.runs import EpochMetrics
 
@@ -55,17 +56,19 @@ def to_svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.7)) 
 
 
 def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A colour a method, in shades where it has several configurations of a batch size.
+    """Colours as `colours` says; the largest batch is drawn solid, each smaller one in dashes of its own."""
+    return [
+        {"color": colour, "linestyle": DASHES[_rank(group, groups) % len(DASHES)]}
+        for group, colour in zip(groups, colours([group.config for group in groups]), strict=True)
+    ]
 
-    The largest batch is drawn solid, each smaller one in dashes of its own.
-    """
-    styles = []
-    for group in groups:
-        method, size = group.config.method, group.config.batch_size
-        alike = [g for g in groups if (g.config.method, g.config.batch_size) == (method, size)]
-        colour = _lighter(COLOURS[method], 0.65 * alike.index(group) / max(1, len(alike) - 1))
-        styles.append({"color": colour, "linestyle": DASHES[_rank(group, groups) % len(DASHES)]})
-    return styles
+
+def colours(configs: Sequence[Config]) -> list[str]:
+    """One a method, in shades where it has several configurations of a batch size."""
+    keys = [(config.method, config.batch_size) for config in configs]
+    return [
+        _lighter(COLOURS[key[0]], 0.65 * keys[:i].count(key) / max(1, keys.count(key) - 1)) for i, key in enumerate(keys)
+    ]
 
 
 def _rank(group: Group, groups: Sequence[Group]) -> int:

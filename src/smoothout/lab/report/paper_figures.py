@@ -90,10 +90,9 @@ def _mean(runs: Sequence[Sensitivity]) -> Sensitivity:
 
 
 def _colours(drawing: Drawing, shown: Sequence[Curve]) -> Sequence[str]:
-    """One a method, the same in every picture, where methods are what is compared."""
-    methods = {curve.config.method for curve in drawing.curves}
-    compares_methods = len(methods) == len(drawing.curves)
-    return [figures.COLOURS[curve.config.method] for curve in shown] if compares_methods else plots.COLOURS
+    """One a method, the same in every picture, where methods are compared."""
+    compares_methods = len({curve.config.method for curve in drawing.curves}) > 1
+    return figures.colours([curve.config for curve in shown]) if compares_methods else plots.COLOURS
 
 
 def to_png(draw: Draw) -> bytes:
