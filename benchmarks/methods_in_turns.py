@@ -27,8 +27,9 @@ def configs() -> dict[str, Config]:
     """By name, the plain one first. The strength changes no time."""
     found = {"plain": resnet44(OURS, "plain")}
     for method in ("smoothout", "adasmoothout"):
-        found[method] = resnet44(OURS, method)
-        found[f"{method}, noise on BatchNorm's parameters, too"] = replace(found[method], perturb_bn=True)
+        config = resnet44(OURS, method)
+        found[method] = replace(config, perturb_bn=False)
+        found[f"{method}, noise on BatchNorm's parameters, too"] = replace(config, perturb_bn=True)
     return found
 
 

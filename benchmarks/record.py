@@ -146,7 +146,7 @@ def write(out: Path | None, args: argparse.Namespace, rows: list[dict[str, Any]]
     """The record, into a file if there is one to be."""
     record = {
         "benchmark": Path(sys.argv[0]).stem,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_without_folders, sys.argv)]),
         "commit": _commit(),
         "machine": machine(args.device),
         "notes": notes,
@@ -174,6 +174,12 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['median']:.4g} ({value['low']:.4g} to {value['high']:.4g})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _without_folders(argument: str) -> str:
+    """Records are published: of an absolute path the last part."""
+    option, is_with_value, value = argument.rpartition("=")
+    return option + is_with_value + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def _commit() -> str | None:

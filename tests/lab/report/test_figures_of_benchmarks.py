@@ -7,6 +7,7 @@ import pytest
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 PAGE = (RESULTS / "README.md").read_text()
+RESNET44 = (RESULTS.parents[1] / "docs" / "resnet44.md").read_text()
 README = (RESULTS.parents[1] / "README.md").read_text()
 
 
@@ -59,6 +60,16 @@ def test_what_a_step_costs_beside_the_plain_one():
     assert "SmoothOut " + ", ".join(f"{ratio['median']:.3f}" for ratio in ratios["SmoothOut"]) in text
     medians = [ratio["median"] for both in ratios.values() for ratio in both]
     assert f"takes {min(medians):.3f} to {max(medians):.3f} times as long as a plain one" in README
+
+
+def test_what_noise_costs_resnet44_in_turns():
+    said = line("the same for Table 2's rows")
+    found = {row["method"]: row["over plain"] for row in rows("methods_in_turns-cuda.json")}
+    assert found.pop("plain")["median"] == 1.0
+    for ratio in found.values():
+        median = f"{ratio['median']:.3f}"
+        assert f"{median} ({ratio['low']:.3f} to {ratio['high']:.3f})" in said.replace("*", "")
+        assert median in RESNET44
 
 
 def test_many_tensors_take_time_on_the_host():

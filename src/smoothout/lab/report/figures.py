@@ -66,9 +66,8 @@ def line_styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def colours(configs: Sequence[Config]) -> list[str]:
     """One a method, in shades where it has several configurations of a batch size."""
     keys = [(config.method, config.batch_size) for config in configs]
-    return [
-        _lighter(COLOURS[key[0]], 0.65 * keys[:i].count(key) / max(1, keys.count(key) - 1)) for i, key in enumerate(keys)
-    ]
+    parts = [keys[:i].count(key) / max(1, keys.count(key) - 1) for i, key in enumerate(keys)]
+    return [_lighter(COLOURS[method], 0.65 * part) for (method, _), part in zip(keys, parts, strict=True)]
 
 
 def _rank(group: Group, groups: Sequence[Group]) -> int:
