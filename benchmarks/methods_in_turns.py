@@ -20,6 +20,7 @@ from smoothout.lab.experiments.vocabulary import Setting
 from smoothout.lab.train.loop import Surroundings, Trainer
 
 OURS = Setting("paper", "ours")
+SETTINGS = ("strength", "draws", "clean_share", "perturb_bn")
 UNTIL_CAPTURED = 4  # epochs: the short last batch is in a graph from the third on
 
 
@@ -50,7 +51,8 @@ def main() -> None:
     over_plain = ratios(times, "plain")
     rows = Rows(args)
     for name, values in times.items():
-        rows.append({"method": name, "ms an epoch": summary(values), "over plain": over_plain[name]})
+        settings = {each: getattr(trainers[name].config, each) for each in SETTINGS}
+        rows.append({"method": name, **settings, "ms an epoch": summary(values), "over plain": over_plain[name]})
     finish(args, ["method", "ms an epoch", "over plain"], rows)
 
 

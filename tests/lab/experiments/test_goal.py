@@ -145,5 +145,11 @@ def test_what_was_chosen_before_stays_in_the_table_with_its_verdict(monkeypatch,
     said = {v.claim.split(":")[1]: v.verdict for v in table2.table2(OURS).judge(records) if "GPU time" in v.claim}
     assert said[" AdaSmoothOut, as chosen before"] == "not reached: it loses"
     assert said[" AdaSmoothOut"].startswith("the gain is reached")
-    table = digest([(OURS, table2.table2(OURS))], records)
-    assert "94.00" in table.rows[0].cells[-1].text  # README has what is chosen now
+    now_told, before_told = (
+        [cell.text for cell in row.cells] for row in digest([(OURS, table2.table2(OURS))], records).rows
+    )
+    assert (table2.BEFORE in now_told[0], table2.BEFORE in before_told[0]) == (False, True)
+    assert now_told[-1].startswith("94.00")  # what is chosen now stands first
+    assert ": -1.00 [" in before_told[-1]
+    assert before_told[-2] == "–"  # SmoothOut has one choice
+    assert not digest([(OURS, table2.table2(OURS))], Records(runs[:2] + runs[3:])).rows  # of two baselines

@@ -1,251 +1,262 @@
-"""Whether gains outlive a learning rate of its own for each side: C1 at the large batch, ResNet44. Not of the paper."""
+"""Whether gains outlive a learning rate of its own for each side; not of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.choice import DECIDED_BY, FINAL_SEEDS, HALF_WAY, HELD_OUT, held_out, mean_accuracy
+from smoothout.lab.experiments.choice import HELD_OUT, held_out, mean_accuracy
 from smoothout.lab.experiments.chosen import CHOSEN
-from smoothout.lab.experiments.networks import C1, RESNET44, Network, as_published, configure, label
+from smoothout.lab.experiments.measuring import sensitivity, sharpness
+from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, as_published, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table2 import resnet44
 from smoothout.lab.experiments.verdicts import on_difference
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Curve, Drawing, Experiment, Row, Setting, Verdict
-from smoothout.lab.groups import FEWEST_RUNS, Group, compare, reported, sense_of
+from smoothout.lab.groups import reported
 from smoothout.lab.methods import METHODS
 
 Settings = dict[str, float]
-Best = tuple[Settings, Group]
 NAMES = {"lr": "a rate of {:g}", "weight_decay": "weight decay {:g}", "strength": "a = {:g}"}
+TEST_SEEDS = tuple(range(5))
 
 
-class Round(NamedTuple):
-    """What both sides try on held-out images, and what of it goes to the test set.
+@dataclass(frozen=True)
+class Round:
+    """What each side tries on held-out images, and what of it goes to the test set.
 
     The runs that choose are no judges of the gain: the best of many flatters itself.
 
     Args:
-        beside: what the method tries beyond that, of its noise.
-        chosen: of the baseline and of the method, as `best_of` says of the records in results/; None: not known yet.
+        what: ends a row's name.
+        tried: by method, the baseline among them. A strength that is not named is the paper's.
+        chosen: the same of what `best_of` says of the records in results/; empty: not known yet.
     """
 
     what: str
-    tried: tuple[Settings, ...]
-    beside: tuple[Settings, ...] = ()
-    chosen: tuple[Settings, Settings] | None = None
+    tried: Mapping[str, Sequence[Settings]]
+    chosen: Mapping[str, Settings] = field(default_factory=dict)
 
 
-class Contest(NamedTuple):
-    """A method against the baseline, on held-out images with seeds of its own, then on the test set."""
+@dataclass(frozen=True)
+class Contest:
+    """Methods against the baseline, on held-out images with these seeds, then on the test set with five."""
 
     network: Network
-    method: str
+    batch_size: int
     seeds: tuple[int, ...]
     rounds: tuple[Round, ...]
-    held_out: Callable[..., Config]  # of a setting, a method, and settings by name
-    on_the_test_set: Callable[..., Config]
 
     @property
-    def sides(self) -> tuple[str, str]:
-        return "plain", self.method
+    def title(self) -> str:
+        return f"{self.network.title}, batch {self.batch_size}"
 
-    def tried(self, round_: Round, method: str) -> tuple[Settings, ...]:
-        return round_.tried + (round_.beside if method == self.method else ())
+    def held_out(self, setting: Setting, method: str, settings: Settings) -> Config:
+        """Where these are the usual ones, a run of `choice`, `claims` or `finals`."""
+        how: dict[str, Any] = dict(settings)
+        if self.network is RESNET44:
+            how = {**CHOSEN[RESNET44.model, RESNET44.large, method], **settings}
+        return held_out(setting, self.network, self.batch_size, method, **how)
 
-
-# ---- C1 --------------------------------------------------------------------------------------------------------------
-
-_RATES = tuple({"lr": rate} for rate in (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008))
-# Of these the baseline's best was the highest, and SmoothOut's strength had been chosen at the paper's rate.
-_MORE_RATES = (*_RATES, {"lr": 0.016}, {"lr": 0.032})
-_STRONGER = tuple({"lr": rate, "strength": a} for rate in (0.002, 0.004, 0.008, 0.016) for a in (0.075, 0.15))
-
-
-def _c1_on_the_test_set(setting: Setting, method: str, **settings: float) -> Config:
-    return configure(as_published(setting), C1, C1.large, method, **settings)  # the strength at which rates were chosen
+    def on_the_test_set(self, setting: Setting, method: str, settings: Settings) -> Config:
+        if self.network is RESNET44:
+            return resnet44(setting, method, **settings)
+        # With the paper's strengths: those at which the rates were chosen, whatever preset ours takes later.
+        return configure(as_published(setting), self.network, self.batch_size, method, **settings)
 
 
-def _c1_held_out(setting: Setting, method: str, **settings: float) -> Config:
-    return held_out(setting, C1, C1.large, method, **settings)  # the runs at the paper's rate: of `choice`, `claims`
+def _rates(*rates: float, **more: float) -> tuple[Settings, ...]:
+    return tuple({"lr": rate, **more} for rate in rates)
 
 
-# ---- ResNet44 --------------------------------------------------------------------------------------------------------
-
-# Beside `finals`, whose winner and baseline are the run at the rate and the weight decay of the paper.
-_DEEP: tuple[Settings, ...] = ({}, {"lr": 0.05}, {"lr": 0.2}, {"weight_decay": 5e-4})
-
-
-def _deep_held_out(setting: Setting, method: str, **settings: float) -> Config:
-    place = RESNET44.model, RESNET44.large
-    how: dict[str, Any] = {**CHOSEN[*place, "plain"], **CHOSEN[*place, method], **settings}
-    return held_out(setting, RESNET44, RESNET44.large, method, stop_after=DECIDED_BY, **how)
-
-
+_SIX, _HIGHER = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008), (0.002, 0.004, 0.008, 0.016)
+_NINE = (*_SIX, 0.016, 0.032, 0.064)
+_OF_F1 = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_SMALL = _SIX[:5]
+_OWN_RATES = "each side at its best of {} learning rates"
 CONTESTS = (
     Contest(
         C1,
-        "smoothout",
-        tuple(range(FEWEST_RUNS)),
+        C1.large,
+        (0, 1, 2),
         (
             Round(
-                "each side at its best of six learning rates",
-                _RATES,
-                chosen=({"lr": 0.008}, {"lr": 0.004}),
+                _OWN_RATES.format("six"),
+                {"plain": _rates(*_SIX), "smoothout": _rates(*_SIX)},
+                {"plain": {"lr": 0.008}, "smoothout": {"lr": 0.004}},
             ),
+            # The highest was the baseline's best, and strengths had been chosen at the paper's rate.
             Round(
-                "each side at its best of eight learning rates, SmoothOut at its best strength, too",
-                _MORE_RATES,
-                beside=_STRONGER,
+                _OWN_RATES.format("nine") + ", and at the strength that is best there",
+                {
+                    "plain": _rates(*_NINE),
+                    "smoothout": (*_rates(*_NINE), *(s for a in (0.075, 0.15) for s in _rates(*_HIGHER, strength=a))),
+                    "adasmoothout": (
+                        *_rates(0.001, strength=0.15),
+                        *(s for a in (0.15, 0.3, 0.6) for s in _rates(*_HIGHER, strength=a)),
+                    ),
+                },
             ),
         ),
-        _c1_held_out,
-        _c1_on_the_test_set,
     ),
     Contest(
+        F1,
+        F1.large,
+        (100, 101, 102),
+        (Round(_OWN_RATES.format("six"), dict.fromkeys(("plain", "smoothout", "adasmoothout"), _rates(*_OF_F1))),),
+    ),
+    Contest(
+        C1,
+        C1.small,
+        (100, 101, 102),
+        (
+            Round(
+                _OWN_RATES.format("five") + ", and at the strength that is best there",
+                {"plain": _rates(*_SMALL), "smoothout": (*_rates(*_SMALL), *_rates(*_SMALL, strength=0.15))},
+            ),
+        ),
+    ),
+    # The baseline alone, before anything is compared with another one; to the end, for the rate falls twice more after
+    # the first half. At the paper's rate and decay both seeds are those of `choice` and `finals`.
+    Contest(
         RESNET44,
-        "adasmoothout",
-        FINAL_SEEDS,
-        (Round("each side at its best of three learning rates and more weight decay", _DEEP),),
-        _deep_held_out,
-        resnet44,
+        RESNET44.large,
+        (100, 101),
+        (
+            Round(
+                "the best of three learning rates and more weight decay",
+                {"plain": (*_rates(0.05, 0.1, 0.2), {"lr": 0.1, "weight_decay": 5e-4})},
+            ),
+        ),
     ),
 )
 
 
 def rates(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")
-    rows = [row for contest in CONTESTS for row in _rows_of(setting, contest)]
     return Experiment(
         "rates",
         "Learning rates: each side at its own",
-        tuple(rows),
+        _rows(setting),
         notes=(
-            f"Accuracies on {HELD_OUT:,} held-out training images where a row does not name the test set, each row "
-            "against the baseline of its rate. SmoothOut has the paper's strength where none is named, ResNet44 trains "
-            "as preset ours where nothing is, and its rates are for batch 128, multiplied by 4. Then each side has "
-            "what was best for it, on the test set.",
+            f"Accuracies are on {HELD_OUT:,} held-out training images, in rows at the best of several rates on the "
+            "test set. Each row is compared with the baseline of its rate. Strengths are the paper's where none is "
+            "named; ResNet44's rates are for batch 128, multiplied by 4.",
         ),
-        drawings=(_by_rate(rows),),
+        drawings=tuple(_by_rate(setting, contest) for contest in CONTESTS if contest.network is not RESNET44),
         judge=partial(_judge, setting),
     )
 
 
-def _rows_of(setting: Setting, contest: Contest) -> list[Row]:
+def _rows(setting: Setting) -> tuple[Row, ...]:
+    """Each configuration once, those on the test set last."""
     rows: dict[Config, Row] = {}
-    for round_ in contest.rounds:
-        for method in contest.sides:
-            for settings in contest.tried(round_, method):
-                row = _held_out_row(setting, contest, method, settings)
+    of_rounds = [(contest, round_) for contest in CONTESTS for round_ in contest.rounds]
+    for which in (_on_held_out_images, _on_the_test_set):
+        for contest, round_ in of_rounds:
+            for row in which(setting, contest, round_):
                 rows.setdefault(row.config, row)
-    return [*rows.values(), *(row for round_ in contest.rounds for row in _on_the_test_set(setting, contest, round_))]
+    return tuple(rows.values())
 
 
-def _held_out_row(setting: Setting, contest: Contest, method: str, settings: Settings) -> Row:
-    config = contest.held_out(setting, method, **settings)
-    told = "".join(f", {NAMES[name].format(value)}" for name, value in settings.items())
-    half = HALF_WAY if config.stop_after else ""
-    alike = {name: value for name, value in settings.items() if name != "strength"}
-    baseline = None if method == "plain" else contest.held_out(setting, "plain", **alike)
-    text = label(contest.network, contest.network.large, method, told + half)
-    return Row(text, config, versus=baseline, seeds=contest.seeds)
+def _on_held_out_images(setting: Setting, contest: Contest, round_: Round) -> Iterator[Row]:
+    baselines = [contest.held_out(setting, "plain", settings) for settings in round_.tried["plain"]]
+    for method, tried in round_.tried.items():
+        for settings in tried:
+            told = "".join(f", {NAMES[name].format(value)}" for name, value in settings.items())
+            alike = {name: value for name, value in settings.items() if name != "strength"}
+            baseline = contest.held_out(setting, "plain", alike)
+            yield Row(
+                label(contest.network, contest.batch_size, method, told),
+                contest.held_out(setting, method, settings),
+                versus=baseline if method != "plain" and baseline in baselines else None,
+                seeds=contest.seeds,
+            )
 
 
-def _on_the_test_set(setting: Setting, contest: Contest, round_: Round) -> list[Row]:
-    """Each side at its own settings, once both are known; the baseline first."""
-    if round_.chosen is None:
-        return []
-    configs = [
-        contest.on_the_test_set(setting, method, **settings)
-        for method, settings in zip(contest.sides, round_.chosen, strict=True)
-    ]
-    return [
-        Row(
-            label(contest.network, contest.network.large, config.method, f", {round_.what}, test set"),
+def _on_the_test_set(setting: Setting, contest: Contest, round_: Round) -> Iterator[Row]:
+    """Each side at its own settings, the baseline first."""
+    wanted = (sharpness(setting, contest.network.model), sensitivity(setting, contest.network.model))
+    configs = {method: contest.on_the_test_set(setting, method, how) for method, how in round_.chosen.items()}
+    for method, config in configs.items():
+        yield Row(
+            label(contest.network, contest.batch_size, method, f", {round_.what}"),
             config,
-            versus=None if config == configs[0] else configs[0],
+            versus=None if method == "plain" else configs["plain"],
+            measurements=wanted,
+            seeds=TEST_SEEDS,
         )
-        for config in configs
-    ]
 
 
-def _by_rate(rows: list[Row]) -> Drawing:
-    """Of C1."""
-    curves = [
-        Curve(METHODS[row.config.method].title + (f", a = {row.config.strength:g}" if row.versus else ""), row.config)
-        for row in rows
-        if row.config.hold_out and row.config.model == C1.model
-    ]
-    caption = f"C1 on CIFAR-10, batch {C1.large}, by learning rate: accuracy on held-out training images, last epoch."
-    return Drawing("accuracy by learning rate", caption, tuple(curves))
+def _by_rate(setting: Setting, contest: Contest) -> Drawing:
+    curves: dict[Config, Curve] = {}
+    for round_ in contest.rounds:
+        for row in _on_held_out_images(setting, contest, round_):
+            method, a = row.config.method, row.config.strength
+            name = METHODS[method].title + ("" if method == "plain" else f", a = {a:g}")
+            curves.setdefault(row.config, Curve(name, row.config))
+    caption = f"{contest.title}, by learning rate: accuracy on held-out training images, last epoch."
+    return Drawing("accuracy by learning rate", caption, tuple(curves.values()))
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    return tuple(
-        judge(setting, contest, round_, records)
-        for contest in CONTESTS
-        for round_ in contest.rounds
-        for judge in (_judged_on_held_out_images, _judged_on_the_test_set)
-    )
+    verdicts = []
+    for contest in CONTESTS:
+        for round_ in contest.rounds:
+            verdicts += [_choice(setting, contest, round_, method, records) for method in round_.tried]
+            verdicts += [
+                _gain(setting, contest, round_, method, records) for method in round_.tried if method != "plain"
+            ]
+    return tuple(verdicts)
 
 
-def _claim(contest: Contest, round_: Round) -> str:
-    on = f"{contest.network.title}, batch {contest.network.large}"
-    return f"{on}: {METHODS[contest.method].title} gains over the baseline, {round_.what}"
-
-
-def _judged_on_the_test_set(setting: Setting, contest: Contest, round_: Round, records: Records) -> Verdict:
-    claim = f"{_claim(contest, round_)}, test set"
-    rows = _on_the_test_set(setting, contest, round_)
-    if not rows:
-        return Verdict(claim, NOT_MEASURED, "")
-    return on_difference(claim, rows[0].config, rows[1].config, records, reported)
-
-
-def _judged_on_held_out_images(setting: Setting, contest: Contest, round_: Round, records: Records) -> Verdict:
-    claim = _claim(contest, round_)
-    best = _best_of_both(setting, contest, round_, records)
+def _choice(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Verdict:
+    """What is best, and whether something beyond it might be better still."""
+    tried = round_.tried[method]
+    claim = f"{label(contest.network, contest.batch_size, method)}: the best of {len(tried)} on held-out images"
+    best = best_of(setting, contest, round_, method, records)
     if best is None:
         return Verdict(claim, NOT_MEASURED, "")
-    (of_baseline, baseline), (of_method, smoothed) = best
-    gain = compare(baseline, smoothed, reported)
-    points = "one run a side" if gain is None else gain.in_points()
-    at = " against ".join(
-        ", ".join(f"{name} {value:g}" for name, value in each.items()) or "as it is"
-        for each in (of_method, of_baseline)
-    )
-    return Verdict(claim, sense_of(gain), f"held-out images, {at}: {points}")
+    told = ", ".join(f"{name} {value:g}{_edge(name, value, tried)}" for name, value in best.items())
+    group = records.group(contest.held_out(setting, method, best))
+    assert group is not None
+    accuracy = mean_accuracy(group, contest.seeds)
+    return Verdict(claim, told, f"{100 * accuracy:.2f} %, n = {len(contest.seeds)}")
 
 
-def best_of(setting: Setting, contest: Contest, round_: Round, records: Records) -> tuple[Settings, Settings] | None:
-    """Of the baseline and of the method, as soon as everything has been tried by all seeds that choose."""
-    tried = [
-        contest.held_out(setting, method, **each) for method in contest.sides for each in contest.tried(round_, method)
-    ]
-    if min(len(records.seeds_of(config)) for config in tried) < len(contest.seeds):
-        return None
-    best = _best_of_both(setting, contest, round_, records)
-    return best and (best[0][0], best[1][0])
+def _edge(name: str, value: float, tried: Sequence[Settings]) -> str:
+    values = {settings[name] for settings in tried if name in settings}
+    if len(values) < 3 or min(values) < value < max(values):
+        return ""
+    return " (the highest tried)" if value == max(values) else " (the lowest tried)"
 
 
-def _best_of_both(setting: Setting, contest: Contest, round_: Round, records: Records) -> tuple[Best, Best] | None:
-    of_baseline, of_method = (_best(setting, contest, round_, method, records) for method in contest.sides)
-    return None if of_baseline is None or of_method is None else (of_baseline, of_method)
+def _gain(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Verdict:
+    claim = f"{contest.title}: {METHODS[method].title} gains over the baseline on the test set, {round_.what}"
+    configs = {row.config.method: row.config for row in _on_the_test_set(setting, contest, round_)}
+    if not {"plain", method} <= configs.keys():
+        return Verdict(claim, NOT_MEASURED, "")
+    return on_difference(claim, configs["plain"], configs[method], records, reported)
 
 
-def _best(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Best | None:
-    """The highest mean over the seeds that all have; what a run diverged of is out."""
-    tried = [(each, contest.held_out(setting, method, **each)) for each in contest.tried(round_, method)]
-    tried = [(each, config) for each, config in tried if not records.diverged(config)]
-    common = records.in_common([config for _, config in tried])
-    if common is None:
-        return None
-    groups, seeds = common
-    found = zip((each for each, _ in tried), groups, strict=True)
-    return max(found, key=lambda one: mean_accuracy(one[1], seeds))
+def best_of(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Settings | None:
+    """The highest mean, as soon as all of a method's settings have been tried with all seeds that choose.
+
+    A setting of which a run diverged is out.
+    """
+    accuracies: list[tuple[float, Settings]] = []
+    for settings in round_.tried[method]:
+        config = contest.held_out(setting, method, settings)
+        if records.diverged(config):
+            continue
+        group = records.group(config)
+        if group is None or not set(contest.seeds) <= set(group.seeds):
+            return None
+        accuracies.append((mean_accuracy(group, contest.seeds), settings))
+    return max(accuracies, key=lambda one: one[0])[1] if accuracies else None
