@@ -74,7 +74,7 @@ def _rates(*rates: float, **more: float) -> tuple[Settings, ...]:
 
 _SIX, _HIGHER = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008), (0.002, 0.004, 0.008, 0.016)
 _NINE = (*_SIX, 0.016, 0.032, 0.064)
-_OF_F1 = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_OF_F1 = (0.1, 0.2, 0.4, 0.8, 1.6)
 _SMALL = _SIX[:5]
 _OWN_RATES = "each side at its best of {} learning rates"
 CONTESTS = (
@@ -106,7 +106,7 @@ CONTESTS = (
         F1,
         F1.large,
         (100, 101, 102),
-        (Round(_OWN_RATES.format("six"), dict.fromkeys(("plain", "smoothout", "adasmoothout"), _rates(*_OF_F1))),),
+        (Round(_OWN_RATES.format("five"), dict.fromkeys(("plain", "smoothout"), _rates(*_OF_F1))),),
     ),
     Contest(
         C1,
