@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from smoothout.lab.config import Config
-from smoothout.lab.experiments.choice import HELD_OUT, held_out, mean_accuracy
+from smoothout.lab.experiments.choice import HELD_OUT, USUAL, held_out, mean_accuracy
 from smoothout.lab.experiments.chosen import CHOSEN
 from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import C1, F1, RESNET44, Network, as_published, configure, label
@@ -19,8 +19,8 @@ from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Curve, Drawing, E
 from smoothout.lab.groups import reported
 from smoothout.lab.methods import METHODS
 
-Settings = dict[str, float]
-NAMES = {"lr": "a rate of {:g}", "weight_decay": "weight decay {:g}", "strength": "a = {:g}"}
+Values = dict[str, float]  # of settings, by name
+WORDS = {"lr": "a rate of {:g}", "weight_decay": "weight decay {:g}", "strength": "a = {:g}"}
 TEST_SEEDS = tuple(range(5))
 
 
@@ -31,14 +31,14 @@ class Round:
     The runs that choose are no judges of the gain: the best of many flatters itself.
 
     Args:
-        what: ends a row's name.
+        name: ends the names of rows on the test set.
         tried: by method, the baseline among them. A strength that is not named is the paper's.
-        chosen: the same of what `best_of` says of the records in results/; empty: not known yet.
+        chosen: by method, what `best_of` finds in results/; empty: not known yet.
     """
 
-    what: str
-    tried: Mapping[str, Sequence[Settings]]
-    chosen: Mapping[str, Settings] = field(default_factory=dict)
+    name: str
+    tried: Mapping[str, Sequence[Values]]
+    chosen: Mapping[str, Values] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,28 +54,27 @@ class Contest:
     def title(self) -> str:
         return f"{self.network.title}, batch {self.batch_size}"
 
-    def held_out(self, setting: Setting, method: str, settings: Settings) -> Config:
+    def held_out(self, setting: Setting, method: str, values: Values) -> Config:
         """Where these are the usual ones, a run of `choice`, `claims` or `finals`."""
-        how: dict[str, Any] = dict(settings)
+        how: dict[str, Any] = dict(values)
         if self.network is RESNET44:
-            how = {**CHOSEN[RESNET44.model, RESNET44.large, method], **settings}
+            how = {**CHOSEN[RESNET44.model, RESNET44.large, method], **values}
         return held_out(setting, self.network, self.batch_size, method, **how)
 
-    def on_the_test_set(self, setting: Setting, method: str, settings: Settings) -> Config:
+    def on_the_test_set(self, setting: Setting, method: str, values: Values) -> Config:
         if self.network is RESNET44:
-            return resnet44(setting, method, **settings)
+            return resnet44(setting, method, **values)
         # With the paper's strengths: those at which the rates were chosen, whatever preset ours takes later.
-        return configure(as_published(setting), self.network, self.batch_size, method, **settings)
+        return configure(as_published(setting), self.network, self.batch_size, method, **values)
 
 
-def _rates(*rates: float, **more: float) -> tuple[Settings, ...]:
+def _rates(*rates: float, **more: float) -> tuple[Values, ...]:
     return tuple({"lr": rate, **more} for rate in rates)
 
 
 _SIX, _HIGHER = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008), (0.002, 0.004, 0.008, 0.016)
 _NINE = (*_SIX, 0.016, 0.032, 0.064)
-_OF_F1 = (0.1, 0.2, 0.4, 0.8, 1.6)
-_SMALL = _SIX[:5]
+_F1_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 _OWN_RATES = "each side at its best of {} learning rates"
 CONTESTS = (
     Contest(
@@ -106,7 +105,7 @@ CONTESTS = (
         F1,
         F1.large,
         (100, 101, 102),
-        (Round(_OWN_RATES.format("five"), dict.fromkeys(("plain", "smoothout"), _rates(*_OF_F1))),),
+        (Round(_OWN_RATES.format("five"), dict.fromkeys(("plain", "smoothout"), _rates(*_F1_RATES))),),
     ),
     Contest(
         C1,
@@ -115,7 +114,7 @@ CONTESTS = (
         (
             Round(
                 _OWN_RATES.format("five") + ", and at the strength that is best there",
-                {"plain": _rates(*_SMALL), "smoothout": (*_rates(*_SMALL), *_rates(*_SMALL, strength=0.15))},
+                {"plain": _rates(*_SIX[:5]), "smoothout": (*_rates(*_SIX[:5]), *_rates(*_SIX[:5], strength=0.15))},
             ),
         ),
     ),
@@ -127,7 +126,7 @@ CONTESTS = (
         (100, 101),
         (
             Round(
-                "the best of three learning rates and more weight decay",
+                "at the best of three learning rates and two weight decays",
                 {"plain": (*_rates(0.05, 0.1, 0.2), {"lr": 0.1, "weight_decay": 5e-4})},
             ),
         ),
@@ -142,9 +141,9 @@ def rates(setting: Setting) -> Experiment:
         "Learning rates: each side at its own",
         _rows(setting),
         notes=(
-            f"Accuracies are on {HELD_OUT:,} held-out training images, in rows at the best of several rates on the "
-            "test set. Each row is compared with the baseline of its rate. Strengths are the paper's where none is "
-            "named; ResNet44's rates are for batch 128, multiplied by 4.",
+            f"Accuracies are on {HELD_OUT:,} held-out training images, where each row is compared with the baseline of "
+            "its rate; in rows at the best of several rates they are on the test set. Strengths are the paper's where "
+            "none is named; ResNet44's rates are for batch 128, multiplied by 4.",
         ),
         drawings=tuple(_by_rate(setting, contest) for contest in CONTESTS if contest.network is not RESNET44),
         judge=partial(_judge, setting),
@@ -152,38 +151,39 @@ def rates(setting: Setting) -> Experiment:
 
 
 def _rows(setting: Setting) -> tuple[Row, ...]:
-    """Each configuration once, those on the test set last."""
-    rows: dict[Config, Row] = {}
+    """Each comparison once, those on the test set last."""
+    rows: dict[tuple[Config, Config | None], Row] = {}
     of_rounds = [(contest, round_) for contest in CONTESTS for round_ in contest.rounds]
     for which in (_on_held_out_images, _on_the_test_set):
         for contest, round_ in of_rounds:
             for row in which(setting, contest, round_):
-                rows.setdefault(row.config, row)
+                rows.setdefault((row.config, row.versus), row)
     return tuple(rows.values())
 
 
 def _on_held_out_images(setting: Setting, contest: Contest, round_: Round) -> Iterator[Row]:
-    baselines = [contest.held_out(setting, "plain", settings) for settings in round_.tried["plain"]]
     for method, tried in round_.tried.items():
-        for settings in tried:
-            told = "".join(f", {NAMES[name].format(value)}" for name, value in settings.items())
-            alike = {name: value for name, value in settings.items() if name != "strength"}
-            baseline = contest.held_out(setting, "plain", alike)
+        for values in tried:
+            told = "".join(f", {WORDS[name].format(value)}" for name, value in values.items())
+            without_noise = {name: value for name, value in values.items() if name != "strength"}
+            baseline = contest.held_out(setting, "plain", without_noise)
             yield Row(
                 label(contest.network, contest.batch_size, method, told),
-                contest.held_out(setting, method, settings),
-                versus=baseline if method != "plain" and baseline in baselines else None,
+                contest.held_out(setting, method, values),
+                versus=None if method == "plain" else baseline,
                 seeds=contest.seeds,
             )
 
 
 def _on_the_test_set(setting: Setting, contest: Contest, round_: Round) -> Iterator[Row]:
-    """Each side at its own settings, the baseline first."""
+    """Each side at its own values, the baseline first; nothing before that is known."""
+    if "plain" not in round_.chosen:
+        return
     wanted = (sharpness(setting, contest.network.model), sensitivity(setting, contest.network.model))
-    configs = {method: contest.on_the_test_set(setting, method, how) for method, how in round_.chosen.items()}
+    configs = {method: contest.on_the_test_set(setting, method, values) for method, values in round_.chosen.items()}
     for method, config in configs.items():
         yield Row(
-            label(contest.network, contest.batch_size, method, f", {round_.what}"),
+            label(contest.network, contest.batch_size, method, f", {round_.name}"),
             config,
             versus=None if method == "plain" else configs["plain"],
             measurements=wanted,
@@ -223,40 +223,43 @@ def _choice(setting: Setting, contest: Contest, round_: Round, method: str, reco
     best = best_of(setting, contest, round_, method, records)
     if best is None:
         return Verdict(claim, NOT_MEASURED, "")
-    told = ", ".join(f"{name} {value:g}{_edge(name, value, tried)}" for name, value in best.items())
     group = records.group(contest.held_out(setting, method, best))
     assert group is not None
     accuracy = mean_accuracy(group, contest.seeds)
+    usual = {} if method == "plain" else {"strength": USUAL[method]}
+    full, others = {**usual, **best}, [{**usual, **values} for values in tried]
+    told = ", ".join(f"{name} {value:g}{_edge(name, full, others)}" for name, value in full.items())
     return Verdict(claim, told, f"{100 * accuracy:.2f} %, n = {len(contest.seeds)}")
 
 
-def _edge(name: str, value: float, tried: Sequence[Settings]) -> str:
-    values = {settings[name] for settings in tried if name in settings}
-    if len(values) < 3 or min(values) < value < max(values):
+def _edge(name: str, best: Values, tried: Sequence[Values]) -> str:
+    """Whether it is the highest or the lowest of what was tried while all else was as in the best."""
+    others = {values[name] for values in tried if values.keys() == best.keys() and {**values, name: best[name]} == best}
+    if len(others) < 2 or min(others) < best[name] < max(others):
         return ""
-    return " (the highest tried)" if value == max(values) else " (the lowest tried)"
+    return " (the highest tried)" if best[name] == max(others) else " (the lowest tried)"
 
 
 def _gain(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Verdict:
-    claim = f"{contest.title}: {METHODS[method].title} gains over the baseline on the test set, {round_.what}"
+    claim = f"{contest.title}: {METHODS[method].title} gains over the baseline on the test set, {round_.name}"
     configs = {row.config.method: row.config for row in _on_the_test_set(setting, contest, round_)}
     if not {"plain", method} <= configs.keys():
         return Verdict(claim, NOT_MEASURED, "")
     return on_difference(claim, configs["plain"], configs[method], records, reported)
 
 
-def best_of(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Settings | None:
-    """The highest mean, as soon as all of a method's settings have been tried with all seeds that choose.
+def best_of(setting: Setting, contest: Contest, round_: Round, method: str, records: Records) -> Values | None:
+    """The highest mean, the first of equals, as soon as all that a method tries has run with all seeds that choose.
 
-    A setting of which a run diverged is out.
+    What a run of these diverged with is out.
     """
-    accuracies: list[tuple[float, Settings]] = []
-    for settings in round_.tried[method]:
-        config = contest.held_out(setting, method, settings)
-        if records.diverged(config):
+    accuracies: list[tuple[float, Values]] = []
+    for values in round_.tried[method]:
+        config = contest.held_out(setting, method, values)
+        if any(found.failure for found in records.seeds_of(config) if found.run.config.seed in contest.seeds):
             continue
         group = records.group(config)
         if group is None or not set(contest.seeds) <= set(group.seeds):
             return None
-        accuracies.append((mean_accuracy(group, contest.seeds), settings))
+        accuracies.append((mean_accuracy(group, contest.seeds), values))
     return max(accuracies, key=lambda one: one[0])[1] if accuracies else None
