@@ -92,7 +92,7 @@ def test_c1_by_learning_rate():
     assert means.argmax() == len(rates) - 1
     assert f"**The baseline gains {np.ptp(means):.1f} points from the lowest rate to the highest.**" in text
     within = [f"{np.ptp(each.mean(1)[2:]):.1f}" for each in (smooth, plain)]
-    assert f"it stays within {within[0]} points there, the baseline's within {within[1]}" in text
+    assert f"it varies by {within[0]} points there, the baseline's by {within[1]}" in text
     falls = smooth[2].mean() - smooth[0].mean()
     assert f"Below it falls as well, by {falls:.1f} points to the lowest" in text
     assert f"paper's 0.0375 stays within {within[0]} points" in page("strength.md")
@@ -129,7 +129,7 @@ def test_noise_on_normalisation_pays_at_the_papers_strength_and_not_at_twice_as_
     )
     text = page("resnet44.md")
     assert f"by {usual:.1f} points (by {usual_trained:.1f} with the statistics that training left)" in text
-    assert f"by {twice:.1f} (−{-twice_trained:.1f})" in text
+    assert f"by {twice:.1f} (−{-twice_trained:.1f} with those statistics)" in text
     assert f"without that it is {(usual_trained + twice_trained) / 2:.1f} points, and not shown" in text
     fitted = {key: 100 * np.mean([run["last"]["train_accuracy"] for run in each]) for key, each in found.items()}
     most = fitted.pop((0.3, True))

@@ -103,7 +103,7 @@ def _strengths(setting: Setting, batch_size: int) -> list[Config]:
 
 
 def _large_gains_more(setting: Setting, records: Records) -> Verdict:
-    claim = "the large batch gains more from SmoothOut than the small one"
+    claim = "the large batch gains more from SmoothOut than the small one, at the same learning rate"
     gains = []
     for batch in ("small", "large"):
         plain, smooth = _of(setting, records, batch, "plain"), _of(setting, records, batch, "smoothout")

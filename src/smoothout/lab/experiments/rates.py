@@ -74,7 +74,7 @@ def _rates(*rates: float, **more: float) -> tuple[Values, ...]:
 
 _SIX, _HIGHER = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008), (0.002, 0.004, 0.008, 0.016)
 _NINE = (*_SIX, 0.016, 0.032, 0.064)
-_F1_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+_F1_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 _OWN_RATES = "each side at its best of {} learning rates"
 CONTESTS = (
     Contest(
