@@ -2,10 +2,15 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
+
+from in_process import smoothout
+from smoothout.lab.experiments.table2 import resnet44
+from smoothout.lab.experiments.vocabulary import Setting
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,6 +117,16 @@ def test_c1_at_rates_of_their_own_on_the_test_set():
     above = np.mean(last(plain)) - np.mean(last(usual["adasmoothout"]))
     assert f"(the baseline at 0.008 is {above:.1f} points above it)" in text
     assert f"{np.mean(last(plain)) - np.mean(last(usual['plain'])):.1f}" == "3.8"  # "as much", README
+
+
+def test_the_commands_for_resnet44_are_what_preset_ours_reproduces(tmp_path):
+    text = page("large-batch.md")
+    (command,) = re.findall(r"`smoothout (train --dataset cifar10 [^`]*)`", text)
+    found = re.findall(r"- `(--method (\w+) [^`]*)`", text)
+    assert [method for _, method in found] == ["smoothout", "adasmoothout"]
+    for settings, method in found:
+        told = smoothout(*command.split(), *settings.split(), "--dry-run", "--out", "run", cwd=tmp_path).stdout
+        assert f'"hash": "{resnet44(Setting("paper", "ours"), method).hash}"' in told
 
 
 def test_noise_on_normalisation_pays_at_the_papers_strength_and_not_at_twice_as_much():
