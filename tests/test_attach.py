@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.utils import stateless
 from torch.utils.checkpoint import checkpoint
 
-from cases import assert_equal_models, assert_same, snapshot
+from cases import assert_equal_models, assert_moved, assert_same, snapshot
 from smoothout import AdaSmoothOut, SmoothOut
 from smoothout.perturb import Perturbation
 
@@ -511,6 +512,21 @@ def test_remove_leaves_no_trace():
     assert gone() is None
 
 
+def test_after_remove_there_is_perturbed_again_and_another_attach():
+    model = nn.Linear(6, 3)
+    optimizer, smooth, before = sgd(model), SmoothOut(model, 0.5), snapshot(model)
+    first = smooth.attach(optimizer)
+    first.remove()
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    handle = smooth.attach(optimizer, draw="forward")
+    assert handle is not first
+    loss = squared_error(model, batches(1)[0])
+    assert_moved(model, before, smooth)
+    loss.backward()
+    assert_same(model, before)
+
+
 def test_what_cannot_be_attached_is_refused_in_words():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="LBFGS evaluates its closure at several points"):
@@ -692,6 +708,8 @@ def test_a_functional_call_with_other_tensors_is_refused_and_touches_nothing():
         assert all(torch.equal(lent[name], 2 * p) for name, p in model.named_parameters())
     with pytest.raises(RuntimeError, match="functional_call gave"):
         torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(detached)
+    with stateless._reparametrize_module(model, fast), pytest.raises(RuntimeError, match="functional_call gave"):
+        model(x)  # lent by other ways, as libraries for meta-learning do
     torch.func.functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()
     assert_same(model, before)
     optimizer.step()
@@ -841,3 +859,14 @@ def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
     SmoothOut(model, 0.1).attach(optimizer)
     plain_loop(model, optimizer, batches(8))
     assert len([w for w in recwarn if "take no noise" in str(w.message)]) == 1
+
+
+def test_layers_that_select_leaves_out_or_that_are_gone_may_be_unfrozen(recwarn):
+    model = Mlp()
+    model.scale, model.shift = (nn.Parameter(torch.ones(1), requires_grad=False) for _ in range(2))
+    optimizer = sgd(model)
+    SmoothOut(model, 0.1, select=lambda name, parameter, module: name != "scale").attach(optimizer)
+    model.scale.requires_grad_(True)
+    model.shift = None
+    plain_loop(model, optimizer, batches(4))
+    assert not recwarn.list

@@ -97,6 +97,16 @@ def test_its_late_backward_still_raises(model_class):
         loss.backward()
 
 
+def test_a_backward_of_the_draw_before_raises():
+    model = nn.Sequential(nn.Linear(3, 2))
+    with SmoothOut(model, 0.2).samples(2) as draws:
+        next(draws)
+        late = checkpoint(model, X, use_reentrant=False).sum()
+        next(draws)
+        with pytest.raises(RuntimeError, match="noise is gone"):
+            late.backward()
+
+
 class WritesToItsInput(nn.Module):
     def __init__(self):
         super().__init__()
