@@ -24,6 +24,7 @@ LAYOUTS = [
     (nn.Conv1d(4, 6, 3), "weight", FilterLayout(0), 6),
     (nn.ConvTranspose2d(4, 6, 3), "weight", FilterLayout(1), 6),
     (nn.ConvTranspose2d(4, 6, 3, groups=2), "weight", FilterLayout(1, groups=2), 6),
+    (nn.ConvTranspose1d(4, 6, 3), "weight", FilterLayout(1), 6),
     (nn.Embedding(7, 3), "weight", FilterLayout(0), 7),
     (nn.Embedding(7, 3, padding_idx=-1), "weight", FilterLayout(0, clean_row=6), 7),
     (nn.EmbeddingBag(7, 3, padding_idx=2), "weight", FilterLayout(0, clean_row=2), 7),

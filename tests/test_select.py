@@ -88,6 +88,23 @@ def test_weight_and_spectral_norm_keep_the_layers_filters(norm, home):
         model[0](torch.randn(1, 4, 5, 5)).sum().backward()
 
 
+def test_a_parametrization_that_keeps_a_tensor_of_another_shape_is_cut_by_rows():
+    class Doubled(nn.Module):
+        def forward(self, half):
+            return torch.cat([half, half])
+
+        def right_inverse(self, weight):
+            return weight[: len(weight) // 2]
+
+    layer = nn.ConvTranspose1d(4, 8, 3, groups=4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    (stored,) = (s for s in select_parameters(layer) if s.slot == "original")
+    assert (stored.layer, stored.layer_slot) == (layer, "weight")
+    assert filter_layout(layer, "weight", stored.parameter) == FilterLayout(0)
+    with AdaSmoothOut(layer).perturbed():
+        layer(torch.randn(1, 4, 5)).sum().backward()
+
+
 def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():
     model = nn.ModuleDict({"head": nn.Linear(3, 7, bias=False), "embed": nn.Embedding(7, 3, padding_idx=2)})
     model["head"].weight = model["embed"].weight
