@@ -60,6 +60,7 @@ def test_only_trainable_floating_parameters_and_tied_ones_once():
     model["b"].weight = model["a"].weight
     model["frozen"].requires_grad_(False)
     model.register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
+    model.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
     assert [s.name for s in select_parameters(model)] == ["a.weight", "a.bias", "b.bias"]
 
 
@@ -83,6 +84,8 @@ def test_weight_and_spectral_norm_keep_the_layers_filters(norm, home):
     selected = select_parameters(model, lambda name, parameter, module: isinstance(module, nn.ConvTranspose2d))
     whole = [s for s in selected if s.parameter.shape == (4, 3, 3, 3)]
     assert [filter_layout(s.layer, s.layer_slot, s.parameter) for s in whole] == [FilterLayout(1, groups=2)]
+    lengths = [s for s in selected if s.parameter.shape == (4, 1, 1, 1)]  # of the rows
+    assert {filter_layout(s.layer, s.layer_slot, s.parameter) for s in lengths} <= {FilterLayout(0)}
     assert len(selected) == (3 if norm == "weight_norm" else 2)
     with AdaSmoothOut(model).perturbed():
         model[0](torch.randn(1, 4, 5, 5)).sum().backward()
