@@ -864,9 +864,11 @@ def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
 def test_layers_that_select_leaves_out_or_that_are_gone_may_be_unfrozen(recwarn):
     model = Mlp()
     model.scale, model.shift = (nn.Parameter(torch.ones(1), requires_grad=False) for _ in range(2))
+    model.phase = nn.Parameter(torch.ones(1, dtype=torch.complex64), requires_grad=False)
     optimizer = sgd(model)
     SmoothOut(model, 0.1, select=lambda name, parameter, module: name != "scale").attach(optimizer)
     model.scale.requires_grad_(True)
+    model.phase.requires_grad_(True)  # which never takes any
     model.shift = None
     plain_loop(model, optimizer, batches(4))
     assert not recwarn.list

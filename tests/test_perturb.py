@@ -247,6 +247,20 @@ def test_how_many_integers_are_drawn_ahead_does_not_change_the_noise(monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
 
 
+@pytest.mark.parametrize("noise", [Uniform(), Gaussian(), FailsLater(9, None)])
+def test_torchs_default_dtype_does_not_change_the_noise(noise):
+    smooth = SmoothOut(nn.Linear(4, 4), noise=noise)
+    expected = smooth.perturbation.draw(0.1, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = SmoothOut(smooth.perturbation.model, noise=noise).perturbation.draw(0.1, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(found, expected):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
 def test_a_derived_noise_fills_in_its_own_way():
     class Half(Uniform):
         def fill(self, out, generator):
@@ -271,6 +285,17 @@ def test_a_derived_noise_draws_in_its_own_way():
     for noise in (Ones(), Named(), of_an_instance):
         (theta, _) = SmoothOut(nn.Linear(4, 4), noise=noise)._perturbation.draw(0.1, 0)
         assert (theta == 0.1).all()
+
+
+def test_a_tensor_that_a_noise_keeps_is_not_written_to():
+    class Fixed:
+        kept = torch.ones(4, 4)
+
+        def draw(self, parameter, generator):
+            return self.kept
+
+    with SmoothOut(nn.Linear(4, 4, bias=False), noise=Fixed()).perturbed():
+        assert (Fixed.kept == 1).all()
 
 
 def test_a_failing_noise_leaves_clean_weights():
@@ -432,6 +457,14 @@ def test_bernoulli_with_weight_scale_is_dropout_of_weights():
         dropped = model.weight == 0
         assert torch.equal(model.weight[~dropped], w[~dropped])
     assert abs(dropped.float().mean() - 0.3) < 4 * (0.21 / 2500) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weight_scaled_noise_is_made_in_the_precision_of_the_weights(dtype):
+    model = nn.Linear(5, 4, dtype=dtype)
+    raw = SmoothOut(model)._perturbation.draw(1.0, 0)
+    for θ, n, w in zip(SmoothOut(model, scale="weight")._perturbation.draw(0.3, 0), raw, model.parameters()):
+        torch.testing.assert_close(θ, 0.3 * w.detach() * n, rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
 def test_several_draws_inside_one_autocast_region_differ():

@@ -185,6 +185,12 @@ def test_a_backward_after_the_exit_under_whole_model_checkpointing_raises(use_re
         first = checkpoint(model, x, use_reentrant=False).sum()
     with smooth.perturbed(), pytest.raises(RuntimeError, match="noise is gone"):
         first.backward()
+    with smooth.perturbed():
+        again = checkpoint(model, x, use_reentrant=use_reentrant).sum()
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        again.backward()
+    with smooth.perturbed():
+        pass
     model(x).sum().backward()  # outside, nothing is watched any more
 
 
@@ -407,6 +413,10 @@ def test_without_denoising_a_normal_exit_keeps_theta_and_an_exception_does_not()
     assert torch.equal(model.weight, seen[1])
 
 
+def test_strengths_are_the_papers_unless_given():
+    assert [kind(LINEAR).strength for kind in (SmoothOut, AdaSmoothOut)] == [0.0375, 0.15]
+
+
 def test_numbers_of_numpy_are_numbers():
     smooth = SmoothOut(nn.Linear(2, 2), np.float32(0.5), seed=np.int64(3))
     assert (smooth.strength, type(smooth.strength)) == (0.5, float)
@@ -615,9 +625,10 @@ def test_cached_parametrizations_see_the_noise_and_lose_it():
 def test_reentrant_checkpointing_step_after_step():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     smooth, x = SmoothOut(model, 0.1), torch.randn(3, 4, requires_grad=True)
-    for _ in range(2):
+    for reentrant in (True, True, False):
         with smooth.perturbed():
-            checkpoint(model, x, use_reentrant=True).sum().backward()
+            for part in x.split(2):
+                checkpoint(model, part, use_reentrant=reentrant).sum().backward()
 
 
 def test_an_interrupt_while_torch_registers_a_hook_does_no_harm():
