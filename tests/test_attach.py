@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.utils import stateless
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
 from cases import assert_equal_models, assert_moved, assert_same, snapshot
@@ -334,6 +335,9 @@ def test_reentrant_checkpointing_of_the_whole_model_is_refused():
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         checkpoint(model, x, use_reentrant=True).sum().backward()
     assert_same(model, before)
+    plain = Mlp()
+    SmoothOut(plain, 0.0).attach(sgd(plain))
+    checkpoint(plain, x, use_reentrant=True).sum().backward()  # no noise, no matter
 
 
 def test_a_second_backward_through_one_forward_raises():
@@ -356,6 +360,20 @@ def test_two_forwards_one_backward():
     with SmoothOut(twin, 0.3).perturbed():
         (squared_error(twin, first) + squared_error(twin, second)).backward()
     assert torch.equal(model[0].weight.grad, twin[0].weight.grad)
+
+
+def test_a_pass_without_gradients_inside_a_forward_sees_its_noise():
+    class Looks(nn.Sequential):
+        def forward(self, x):
+            y = self[0](x)
+            with torch.no_grad():
+                assert torch.equal(self[0](x), y)
+            return y
+
+    model = Looks(nn.Linear(6, 3))
+    SmoothOut(model, 0.5).attach(sgd(model))
+    first, second = batches(2)
+    (squared_error(model, first) + squared_error(model, second)).backward()
 
 
 def test_two_optimizers():
@@ -396,6 +414,16 @@ def test_a_root_whose_forward_is_never_called_is_named_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain_loop(model, optimizer, batches(2), call=model.layers)
+
+
+def test_without_denoising_and_a_theta_for_each_forward_they_add_up():
+    model = nn.Linear(6, 3)
+    clean, smooth = model.weight.detach().clone(), SmoothOut(model, 0.3, denoise=False)
+    first, second = (smooth.perturbation.draw(0.3, 0, i)[0] for i in range(2))
+    smooth.attach(sgd(model), draw="forward")
+    for batch in batches(2):
+        squared_error(model, batch).backward()
+    assert torch.equal(model.weight, clean + first + second)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -510,6 +538,28 @@ def test_remove_leaves_no_trace():
     del smooth, handle
     gc.collect()
     assert gone() is None
+
+
+def test_what_is_thrown_away_without_remove_leaves_no_global_hooks():
+    def hooks():
+        gc.collect()
+        everywhere = torch.nn.modules.module
+        return [
+            len(each)
+            for each in (
+                everywhere._global_forward_pre_hooks,
+                everywhere._global_forward_hooks,
+                _global_optimizer_post_hooks,
+            )
+        ]
+
+    nothing, model = hooks(), nn.Linear(6, 3)
+    optimizer = sgd(model)
+    handle = SmoothOut(model, 0.5).attach(optimizer)
+    model(batches(1)[0][0])  # pending
+    assert min(now - before for now, before in zip(hooks(), nothing)) > 0
+    del model, optimizer, handle
+    assert hooks() == nothing
 
 
 def test_after_remove_there_is_perturbed_again_and_another_attach():

@@ -105,6 +105,12 @@ def test_the_padding_row_stays_clean_under_every_scale():
         assert (theta[[0, 2, 3, 4]] != 0).all()
 
 
+@pytest.mark.parametrize("row", [0, 1399])
+def test_one_row_alone_stays_clean_in_an_embedding_of_several_blocks(row):
+    (theta,) = AdaSmoothOut(nn.Embedding(1400, 900, padding_idx=row))._perturbation.draw(0.5, 0)
+    assert (theta == 0).all(dim=1).nonzero().tolist() == [[row]]
+
+
 @pytest.mark.parametrize(("module", "slot", "layout", "count"), LAYOUTS, ids=lambda x: x if isinstance(x, str) else "")
 def test_norms_of_filters(module, slot, layout, count):
     weight = getattr(module, slot).detach().double()
