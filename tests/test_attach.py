@@ -191,8 +191,10 @@ def test_one_theta_per_step_or_per_forward():
             squared_error(model, batch).backward()
         assert len({tuple(w.flatten().tolist()) for w in seen}) == distinct
         optimizer.step()
+        theta = smooth.perturbation.draw(0.5, 1, 0)[0]
+        clean = model.weight.detach().clone()
         squared_error(model, batches(1)[0]).backward()
-        assert not any(torch.equal(seen[-1], w) for w in seen[:-1])
+        assert torch.equal(seen[-1], clean + theta)
         handle.remove()
 
 
@@ -222,6 +224,7 @@ def test_passes_without_gradients_see_clean_weights_at_any_time():
     with torch.no_grad():
         assert torch.equal(model(x), clean)
         assert torch.equal(model[0](x), clean_part)  # a part of the model too
+    assert torch.equal(model[0](x), nn.functional.linear(x, noisy, model[0].bias))  # with gradients, under the noise
     assert torch.equal(model[0].weight, noisy)
     assert torch.equal(model.state_dict()["0.weight"], before["0.weight"][0])
     assert torch.equal(model[0].state_dict()["weight"], before["0.weight"][0])
@@ -416,6 +419,15 @@ def test_a_root_whose_forward_is_never_called_is_named_once():
         plain_loop(model, optimizer, batches(2), call=model.layers)
 
 
+def test_a_root_that_is_not_called_any_more_is_named():
+    model = Mlp()
+    optimizer = sgd(model)
+    SmoothOut(model).attach(optimizer)
+    plain_loop(model, optimizer, batches(1))
+    with pytest.warns(UserWarning, match="attached to Mlp, whose forward was not called"):
+        plain_loop(model, optimizer, batches(1), call=model.layers)
+
+
 def test_without_denoising_and_a_theta_for_each_forward_they_add_up():
     model = nn.Linear(6, 3)
     clean, smooth = model.weight.detach().clone(), SmoothOut(model, 0.3, denoise=False)
@@ -458,7 +470,7 @@ def test_a_gradient_after_an_interrupted_evaluation_is_that_of_the_noisy_weights
 
     model = nn.Sequential(nn.Linear(6, 8), Interrupts(), nn.Linear(8, 3))
     twin, (batch,) = copy.deepcopy(model), batches(1)
-    SmoothOut(model, 0.5).attach(sgd(model))
+    handle = SmoothOut(model, 0.5).attach(sgd(model))
     loss = squared_error(model, batch)
     model[1].now = True
     with pytest.raises(KeyboardInterrupt), torch.no_grad():
@@ -469,6 +481,39 @@ def test_a_gradient_after_an_interrupted_evaluation_is_that_of_the_noisy_weights
     assert_equal_models(model, twin)
     for p, q in zip(model.parameters(), twin.parameters()):
         assert torch.equal(p.grad, q.grad)
+    model[1].now = False
+    model(batch[0])
+    model[1].now = True
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        model(batch[0])
+    handle.restore()
+    model[1].now = False
+    pending = model(batch[0])  # holds the noise
+    with torch.no_grad():  # and the next evaluation is that of the clean ones
+        assert torch.equal(model(batch[0]), twin(batch[0]))
+    pending.sum().backward()
+
+
+def test_a_backward_that_recomputes_without_gradients_sees_the_noise():
+    class Recomputes(torch.autograd.Function):  # as reversible networks do
+        @staticmethod
+        def forward(ctx, x, layer):
+            ctx.layer, ctx.x, ctx.y = layer, x, layer(x)
+            return ctx.y.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.no_grad():
+                assert torch.equal(ctx.layer(ctx.x), ctx.y)
+            return torch.zeros_like(ctx.x), None
+
+    class Reversible(nn.Sequential):
+        def forward(self, x):
+            return Recomputes.apply(self[0](x), self[1])
+
+    model = Reversible(nn.Linear(6, 8), nn.Linear(8, 3))
+    SmoothOut(model, 0.5).attach(sgd(model))
+    squared_error(model, batches(1)[0]).backward()
 
 
 def test_a_compiled_function_around_the_model_sees_hooks_that_come_later():
@@ -891,6 +936,7 @@ def test_an_interrupt_after_the_forward_leaves_no_noisy_evaluation():
 
 @pytest.mark.parametrize("how", ["in the optimizer already", "a group of its own"])
 def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
+    warnings.simplefilter("always")  # Python's own filter shows a warning once, too
     model = Mlp()
     (name, late), *_ = model.named_parameters()
     late.requires_grad_(False)
