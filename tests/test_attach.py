@@ -306,10 +306,14 @@ def test_a_forward_that_is_a_generator_is_refused():
 def test_an_exception_in_forward_or_backward():
     model = Mlp()
     before = snapshot(model)
-    SmoothOut(model, 0.5).attach(sgd(model))
+    optimizer, smooth = sgd(model), SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(3, 5))
     assert_same(model, before)
+    with pytest.warns(UserWarning, match="without a perturbed forward since the last step"):
+        optimizer.step()
+    assert smooth.step_count == 0
     out = model(batches(1)[0][0])
     out.register_hook(lambda grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):

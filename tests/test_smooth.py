@@ -551,6 +551,11 @@ def test_summary_reports_realised_ratios():
     assert "11×6" in str(summary)
 
 
+def test_a_summary_of_zeros():
+    zeros = nn.ParameterList([torch.zeros(3)])
+    assert [kind(zeros).summary().tensors[0].ratio for kind in (SmoothOut, AdaSmoothOut)] == [math.inf, 0.0]
+
+
 # ---- what a hurried user does ----------------------------------------------------------------------------------------
 
 
