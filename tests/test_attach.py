@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.utils import stateless
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
-from cases import assert_equal_models, assert_same, snapshot
+from cases import assert_equal_models, assert_moved, assert_same, snapshot
 from smoothout import AdaSmoothOut, SmoothOut
 from smoothout.perturb import Perturbation
 
@@ -189,8 +191,10 @@ def test_one_theta_per_step_or_per_forward():
             squared_error(model, batch).backward()
         assert len({tuple(w.flatten().tolist()) for w in seen}) == distinct
         optimizer.step()
+        theta = smooth.perturbation.draw(0.5, 1, 0)[0]
+        clean = model.weight.detach().clone()
         squared_error(model, batches(1)[0]).backward()
-        assert not any(torch.equal(seen[-1], w) for w in seen[:-1])
+        assert torch.equal(seen[-1], clean + theta)
         handle.remove()
 
 
@@ -220,6 +224,7 @@ def test_passes_without_gradients_see_clean_weights_at_any_time():
     with torch.no_grad():
         assert torch.equal(model(x), clean)
         assert torch.equal(model[0](x), clean_part)  # a part of the model too
+    assert torch.equal(model[0](x), nn.functional.linear(x, noisy, model[0].bias))  # with gradients, under the noise
     assert torch.equal(model[0].weight, noisy)
     assert torch.equal(model.state_dict()["0.weight"], before["0.weight"][0])
     assert torch.equal(model[0].state_dict()["weight"], before["0.weight"][0])
@@ -301,10 +306,14 @@ def test_a_forward_that_is_a_generator_is_refused():
 def test_an_exception_in_forward_or_backward():
     model = Mlp()
     before = snapshot(model)
-    SmoothOut(model, 0.5).attach(sgd(model))
+    optimizer, smooth = sgd(model), SmoothOut(model, 0.5)
+    smooth.attach(optimizer)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(3, 5))
     assert_same(model, before)
+    with pytest.warns(UserWarning, match="without a perturbed forward since the last step"):
+        optimizer.step()
+    assert smooth.step_count == 0
     out = model(batches(1)[0][0])
     out.register_hook(lambda grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -333,6 +342,9 @@ def test_reentrant_checkpointing_of_the_whole_model_is_refused():
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         checkpoint(model, x, use_reentrant=True).sum().backward()
     assert_same(model, before)
+    plain = Mlp()
+    SmoothOut(plain, 0.0).attach(sgd(plain))
+    checkpoint(plain, x, use_reentrant=True).sum().backward()  # no noise, no matter
 
 
 def test_a_second_backward_through_one_forward_raises():
@@ -355,6 +367,20 @@ def test_two_forwards_one_backward():
     with SmoothOut(twin, 0.3).perturbed():
         (squared_error(twin, first) + squared_error(twin, second)).backward()
     assert torch.equal(model[0].weight.grad, twin[0].weight.grad)
+
+
+def test_a_pass_without_gradients_inside_a_forward_sees_its_noise():
+    class Looks(nn.Sequential):
+        def forward(self, x):
+            y = self[0](x)
+            with torch.no_grad():
+                assert torch.equal(self[0](x), y)
+            return y
+
+    model = Looks(nn.Linear(6, 3))
+    SmoothOut(model, 0.5).attach(sgd(model))
+    first, second = batches(2)
+    (squared_error(model, first) + squared_error(model, second)).backward()
 
 
 def test_two_optimizers():
@@ -397,6 +423,25 @@ def test_a_root_whose_forward_is_never_called_is_named_once():
         plain_loop(model, optimizer, batches(2), call=model.layers)
 
 
+def test_a_root_that_is_not_called_any_more_is_named():
+    model = Mlp()
+    optimizer = sgd(model)
+    SmoothOut(model).attach(optimizer)
+    plain_loop(model, optimizer, batches(1))
+    with pytest.warns(UserWarning, match="attached to Mlp, whose forward was not called"):
+        plain_loop(model, optimizer, batches(1), call=model.layers)
+
+
+def test_without_denoising_and_a_theta_for_each_forward_they_add_up():
+    model = nn.Linear(6, 3)
+    clean, smooth = model.weight.detach().clone(), SmoothOut(model, 0.3, denoise=False)
+    first, second = (smooth.perturbation.draw(0.3, 0, i)[0] for i in range(2))
+    smooth.attach(sgd(model), draw="forward")
+    for batch in batches(2):
+        squared_error(model, batch).backward()
+    assert torch.equal(model.weight, clean + first + second)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_without_denoising_a_step_starts_from_noisy_weights_and_has_one_theta(micro_batches):
     model = nn.Linear(6, 3)
@@ -429,7 +474,7 @@ def test_a_gradient_after_an_interrupted_evaluation_is_that_of_the_noisy_weights
 
     model = nn.Sequential(nn.Linear(6, 8), Interrupts(), nn.Linear(8, 3))
     twin, (batch,) = copy.deepcopy(model), batches(1)
-    SmoothOut(model, 0.5).attach(sgd(model))
+    handle = SmoothOut(model, 0.5).attach(sgd(model))
     loss = squared_error(model, batch)
     model[1].now = True
     with pytest.raises(KeyboardInterrupt), torch.no_grad():
@@ -440,6 +485,39 @@ def test_a_gradient_after_an_interrupted_evaluation_is_that_of_the_noisy_weights
     assert_equal_models(model, twin)
     for p, q in zip(model.parameters(), twin.parameters()):
         assert torch.equal(p.grad, q.grad)
+    model[1].now = False
+    model(batch[0])
+    model[1].now = True
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        model(batch[0])
+    handle.restore()
+    model[1].now = False
+    pending = model(batch[0])  # holds the noise
+    with torch.no_grad():  # and the next evaluation is that of the clean ones
+        assert torch.equal(model(batch[0]), twin(batch[0]))
+    pending.sum().backward()
+
+
+def test_a_backward_that_recomputes_without_gradients_sees_the_noise():
+    class Recomputes(torch.autograd.Function):  # as reversible networks do
+        @staticmethod
+        def forward(ctx, x, layer):
+            ctx.layer, ctx.x, ctx.y = layer, x, layer(x)
+            return ctx.y.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.no_grad():
+                assert torch.equal(ctx.layer(ctx.x), ctx.y)
+            return torch.zeros_like(ctx.x), None
+
+    class Reversible(nn.Sequential):
+        def forward(self, x):
+            return Recomputes.apply(self[0](x), self[1])
+
+    model = Reversible(nn.Linear(6, 8), nn.Linear(8, 3))
+    SmoothOut(model, 0.5).attach(sgd(model))
+    squared_error(model, batches(1)[0]).backward()
 
 
 def test_a_compiled_function_around_the_model_sees_hooks_that_come_later():
@@ -509,6 +587,43 @@ def test_remove_leaves_no_trace():
     del smooth, handle
     gc.collect()
     assert gone() is None
+
+
+def test_what_is_thrown_away_without_remove_leaves_no_global_hooks():
+    def hooks():
+        gc.collect()
+        everywhere = torch.nn.modules.module
+        return [
+            len(each)
+            for each in (
+                everywhere._global_forward_pre_hooks,
+                everywhere._global_forward_hooks,
+                _global_optimizer_post_hooks,
+            )
+        ]
+
+    nothing, model = hooks(), nn.Linear(6, 3)
+    optimizer = sgd(model)
+    handle = SmoothOut(model, 0.5).attach(optimizer)
+    model(batches(1)[0][0])  # pending
+    assert min(now - before for now, before in zip(hooks(), nothing)) > 0
+    del model, optimizer, handle
+    assert hooks() == nothing
+
+
+def test_after_remove_there_is_perturbed_again_and_another_attach():
+    model = nn.Linear(6, 3)
+    optimizer, smooth, before = sgd(model), SmoothOut(model, 0.5), snapshot(model)
+    first = smooth.attach(optimizer)
+    first.remove()
+    with smooth.perturbed():
+        assert_moved(model, before, smooth)
+    handle = smooth.attach(optimizer, draw="forward")
+    assert handle is not first
+    loss = squared_error(model, batches(1)[0])
+    assert_moved(model, before, smooth)
+    loss.backward()
+    assert_same(model, before)
 
 
 def test_what_cannot_be_attached_is_refused_in_words():
@@ -692,6 +807,8 @@ def test_a_functional_call_with_other_tensors_is_refused_and_touches_nothing():
         assert all(torch.equal(lent[name], 2 * p) for name, p in model.named_parameters())
     with pytest.raises(RuntimeError, match="functional_call gave"):
         torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(detached)
+    with stateless._reparametrize_module(model, fast), pytest.raises(RuntimeError, match="functional_call gave"):
+        model(x)  # lent by other ways, as libraries for meta-learning do
     torch.func.functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()
     assert_same(model, before)
     optimizer.step()
@@ -823,6 +940,7 @@ def test_an_interrupt_after_the_forward_leaves_no_noisy_evaluation():
 
 @pytest.mark.parametrize("how", ["in the optimizer already", "a group of its own"])
 def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
+    warnings.simplefilter("always")  # Python's own filter shows a warning once, too
     model = Mlp()
     (name, late), *_ = model.named_parameters()
     late.requires_grad_(False)
@@ -841,3 +959,16 @@ def test_layers_unfrozen_later_are_told_of_once(how, recwarn):
     SmoothOut(model, 0.1).attach(optimizer)
     plain_loop(model, optimizer, batches(8))
     assert len([w for w in recwarn if "take no noise" in str(w.message)]) == 1
+
+
+def test_layers_that_select_leaves_out_or_that_are_gone_may_be_unfrozen(recwarn):
+    model = Mlp()
+    model.scale, model.shift = (nn.Parameter(torch.ones(1), requires_grad=False) for _ in range(2))
+    model.phase = nn.Parameter(torch.ones(1, dtype=torch.complex64), requires_grad=False)
+    optimizer = sgd(model)
+    SmoothOut(model, 0.1, select=lambda name, parameter, module: name != "scale").attach(optimizer)
+    model.scale.requires_grad_(True)
+    model.phase.requires_grad_(True)  # which never takes any
+    model.shift = None
+    plain_loop(model, optimizer, batches(4))
+    assert not recwarn.list

@@ -1,11 +1,14 @@
 """Outputs that a model only hands on: other backwards pass by them, and they outlive every draw."""
 
+from types import MappingProxyType, SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from smoothout import SmoothOut
+from smoothout.late_backward import tensors_with_grad
 
 
 class TwoTasks(nn.Module):
@@ -95,6 +98,43 @@ def test_its_late_backward_still_raises(model_class):
         loss = model.loss(X)
     with pytest.raises(RuntimeError, match=r"noise is gone|modified by an inplace"):
         loss.backward()
+
+
+def test_a_backward_of_the_draw_before_raises():
+    model = nn.Sequential(nn.Linear(3, 2))
+    with SmoothOut(model, 0.2).samples(2) as draws:
+        next(draws)
+        late = checkpoint(model, X, use_reentrant=False).sum()
+        next(draws)
+        with pytest.raises(RuntimeError, match="noise is gone"):
+            late.backward()
+
+
+def test_an_input_that_was_given_by_name_may_be_differentiated_later():
+    model, x = Echo(), X * 2
+    with SmoothOut(model, 0.2).perturbed():
+        model(x=x)["output"].sum().backward(retain_graph=True)
+    x.sum().backward()  # not the model's affair
+
+
+def test_tensors_are_found_in_whatever_holds_them():
+    class OneSlot:
+        __slots__ = "held"
+
+        def __init__(self, held):
+            self.held = held
+
+    def namespace(held):
+        return SimpleNamespace(held=held, itself=None)
+
+    for holder in (lambda x: {"a": [x, 1]}, lambda x: MappingProxyType({"a": x}), OneSlot, namespace):
+        (found,) = tensors_with_grad(holder(X))
+        assert found is X
+    (found,) = tensors_with_grad(namespace(namespace(namespace(X))))
+    assert found is X
+    endless = namespace(None)
+    endless.itself = endless
+    assert tensors_with_grad(endless) == []
 
 
 class WritesToItsInput(nn.Module):

@@ -42,6 +42,18 @@ def test_uniform_is_uniform_inside_its_bounds():
     assert distance * math.sqrt(N) < 1.95  # Kolmogorov–Smirnov at 0.1 %
 
 
+def test_what_is_made_of_integers_is_symmetric_to_the_last_bit():
+    integers, half = torch.tensor([-(2**15), -1, 0, 2**15 - 1], dtype=torch.int16), 2.0**-16
+    for noise, expected in ((Uniform(), [half - 1, -half, half, 1 - half]), (Rademacher(), [-1.0, -1.0, 1.0, 1.0])):
+        noise.make(integers, out := torch.empty(4))
+        assert out.tolist() == expected
+
+
+def test_a_probability_may_be_0_or_1():
+    for p in (0, 1):
+        assert (Bernoulli(p).draw(torch.empty(100), torch.Generator()) == -p).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("noise", "variance"), [("uniform", 1 / 3), ("gaussian", 1.0)])
 def test_the_law_holds_in_every_dtype(dtype, noise, variance):

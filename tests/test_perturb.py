@@ -4,6 +4,7 @@ import copy
 import pickle
 import signal
 import threading
+import types
 from contextlib import nullcontext
 
 import pytest
@@ -172,14 +173,16 @@ def test_an_interrupt_while_noise_is_added_or_removed_leaves_clean_weights():
     assert caught > 100
 
 
-def test_an_interrupt_before_the_noise_leaves_no_stale_state_dict(monkeypatch):
+@pytest.mark.parametrize("strength", [0.0375, 0.0])
+def test_an_interrupt_before_the_noise_leaves_no_stale_state_dict(monkeypatch, strength):
     def interrupt(self, *_args, **_options):
         raise KeyboardInterrupt
 
     model = nn.Linear(4, 4)
+    smooth = SmoothOut(model, strength)  # whose hook is there as long as it is
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Perturbation, "_add", interrupt)
-        with SmoothOut(model).perturbed():
+        with smooth.perturbed():
             pass
     with torch.no_grad():
         model.weight.fill_(7.0)
@@ -244,6 +247,20 @@ def test_how_many_integers_are_drawn_ahead_does_not_change_the_noise(monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
 
 
+@pytest.mark.parametrize("noise", [Uniform(), Gaussian(), FailsLater(9, None)])
+def test_torchs_default_dtype_does_not_change_the_noise(noise):
+    smooth = SmoothOut(nn.Linear(4, 4), noise=noise)
+    expected = smooth.perturbation.draw(0.1, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = SmoothOut(smooth.perturbation.model, noise=noise).perturbation.draw(0.1, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(found, expected):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
 def test_a_derived_noise_fills_in_its_own_way():
     class Half(Uniform):
         def fill(self, out, generator):
@@ -264,9 +281,21 @@ def test_a_derived_noise_draws_in_its_own_way():
         def draw(self, parameter, generator):
             return torch.ones(parameter.shape)
 
-    for noise in (Ones(), Named()):
+    of_an_instance = types.SimpleNamespace(draw=Ones().draw)
+    for noise in (Ones(), Named(), of_an_instance):
         (theta, _) = SmoothOut(nn.Linear(4, 4), noise=noise)._perturbation.draw(0.1, 0)
         assert (theta == 0.1).all()
+
+
+def test_a_tensor_that_a_noise_keeps_is_not_written_to():
+    class Fixed:
+        kept = torch.ones(4, 4)
+
+        def draw(self, parameter, generator):
+            return self.kept
+
+    with SmoothOut(nn.Linear(4, 4, bias=False), noise=Fixed()).perturbed():
+        assert (Fixed.kept == 1).all()
 
 
 def test_a_failing_noise_leaves_clean_weights():
@@ -430,6 +459,14 @@ def test_bernoulli_with_weight_scale_is_dropout_of_weights():
     assert abs(dropped.float().mean() - 0.3) < 4 * (0.21 / 2500) ** 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weight_scaled_noise_is_made_in_the_precision_of_the_weights(dtype):
+    model = nn.Linear(5, 4, dtype=dtype)
+    raw = SmoothOut(model)._perturbation.draw(1.0, 0)
+    for θ, n, w in zip(SmoothOut(model, scale="weight")._perturbation.draw(0.3, 0), raw, model.parameters()):
+        torch.testing.assert_close(θ, 0.3 * w.detach() * n, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
 def test_several_draws_inside_one_autocast_region_differ():
     """Autocast caches the low-precision copy of a weight: it must not outlive a draw."""
     model = nn.Linear(8, 8)
@@ -553,6 +590,15 @@ def test_weights_that_move_inside_are_clean_afterwards_and_named(move):
     assert_same(model, before)
 
 
+@pytest.mark.parametrize("new", [None, nn.Parameter(torch.zeros(2))])
+def test_a_weight_that_was_taken_out_or_resized_inside_is_named(new):
+    model = nn.Linear(4, 4)
+    clean = model.weight.detach().clone()
+    with pytest.raises(RuntimeError, match=r"^bias was replaced"), SmoothOut(model).perturbed():
+        model.bias = new
+    assert torch.equal(model.weight, clean)
+
+
 def test_a_copy_made_inside_has_a_state_dict_of_its_own():
     model = nn.Linear(4, 4)
     with SmoothOut(model).perturbed():
@@ -581,6 +627,16 @@ def test_writing_to_the_data_of_a_large_weight_is_noticed():
         pytest.skip("on a GPU to look would be to wait for it")
     with pytest.raises(RuntimeError, match=r"large.weight was written"), smooth.perturbed():
         model["large"].weight.data.mul_(0.9)
+    assert_same(model, before)
+
+
+def test_writing_to_the_data_of_one_element_of_a_small_weight_is_noticed():
+    model = nn.Linear(5, 1)
+    smooth, before = SmoothOut(model), snapshot(model)
+    if model.weight.device.type != "cpu":
+        pytest.skip("on a GPU to look would be to wait for it")
+    with pytest.raises(RuntimeError, match=r"^weight was written"), smooth.perturbed():
+        model.weight.data[0, 2] += 1.0
     assert_same(model, before)
 
 

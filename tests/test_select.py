@@ -60,6 +60,7 @@ def test_only_trainable_floating_parameters_and_tied_ones_once():
     model["b"].weight = model["a"].weight
     model["frozen"].requires_grad_(False)
     model.register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
+    model.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
     assert [s.name for s in select_parameters(model)] == ["a.weight", "a.bias", "b.bias"]
 
 
@@ -83,9 +84,28 @@ def test_weight_and_spectral_norm_keep_the_layers_filters(norm, home):
     selected = select_parameters(model, lambda name, parameter, module: isinstance(module, nn.ConvTranspose2d))
     whole = [s for s in selected if s.parameter.shape == (4, 3, 3, 3)]
     assert [filter_layout(s.layer, s.layer_slot, s.parameter) for s in whole] == [FilterLayout(1, groups=2)]
+    lengths = [s for s in selected if s.parameter.shape == (4, 1, 1, 1)]  # of the rows
+    assert {filter_layout(s.layer, s.layer_slot, s.parameter) for s in lengths} <= {FilterLayout(0)}
     assert len(selected) == (3 if norm == "weight_norm" else 2)
     with AdaSmoothOut(model).perturbed():
         model[0](torch.randn(1, 4, 5, 5)).sum().backward()
+
+
+def test_a_parametrization_that_keeps_a_tensor_of_another_shape_is_cut_by_rows():
+    class Doubled(nn.Module):
+        def forward(self, half):
+            return torch.cat([half, half])
+
+        def right_inverse(self, weight):
+            return weight[: len(weight) // 2]
+
+    layer = nn.ConvTranspose1d(4, 8, 3, groups=4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    (stored,) = (s for s in select_parameters(layer) if s.slot == "original")
+    assert (stored.layer, stored.layer_slot) == (layer, "weight")
+    assert filter_layout(layer, "weight", stored.parameter) == FilterLayout(0)
+    with AdaSmoothOut(layer).perturbed():
+        layer(torch.randn(1, 4, 5)).sum().backward()
 
 
 def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():

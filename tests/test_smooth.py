@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from cases import CASES, assert_equal_models, assert_same, snapshot
+from cases import CASES, assert_equal_models, assert_moved, assert_same, snapshot
 from reference import reference_step
 from smoothout import AdaSmoothOut, Bernoulli, SmoothOut, SmoothOutEnsemble, schedule
 from smoothout.perturb import Perturbation
@@ -185,6 +185,12 @@ def test_a_backward_after_the_exit_under_whole_model_checkpointing_raises(use_re
         first = checkpoint(model, x, use_reentrant=False).sum()
     with smooth.perturbed(), pytest.raises(RuntimeError, match="noise is gone"):
         first.backward()
+    with smooth.perturbed():
+        again = checkpoint(model, x, use_reentrant=use_reentrant).sum()
+    with pytest.raises(RuntimeError, match="noise is gone"):
+        again.backward()
+    with smooth.perturbed():
+        pass
     model(x).sum().backward()  # outside, nothing is watched any more
 
 
@@ -248,12 +254,13 @@ class Mlp(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize("way", ["perturbed", "samples"])
+@pytest.mark.parametrize("way", ["perturbed", "samples", "samples that stay"])
 def test_a_compiled_step(way):
     def train(compile):
         torch.manual_seed(0)
         model = mlp()
-        optimizer, smooth = OPTIMIZERS["sgd"](model.parameters()), SmoothOut(model, 0.3)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        smooth = SmoothOut(model, 0.3, denoise=way != "samples that stay")
 
         def step(batch):
             if way == "perturbed":
@@ -335,6 +342,16 @@ def test_samples_average_their_gradients_and_count_as_one_step():
     assert smooth.step_count == 1
 
 
+def test_one_sample_is_one_perturbed():
+    model = mlp()
+    smooth, before = SmoothOut(model), snapshot(model)
+    with SmoothOut(twin := copy.deepcopy(model)).perturbed(), smooth.samples(1) as draws:
+        for _ in draws:
+            assert_moved(model, before, smooth)
+            assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert_same(model, before)
+
+
 def test_samples_neither_nest_nor_outlive_their_block():
     model = mlp()
     smooth, before = SmoothOut(model), snapshot(model)
@@ -354,6 +371,7 @@ def test_copies_of_a_smoothout_train_their_own_model():
     smooth = SmoothOut(model)
     smooth.attach(OPTIMIZERS["sgd"](model.parameters()))
     for twin in (copy.deepcopy(smooth), pickle.loads(pickle.dumps(smooth))):
+        assert twin.state_dict() == smooth.state_dict()
         before = snapshot(model)
         with twin.perturbed():  # not attached
             assert_same(model, before)
@@ -387,10 +405,16 @@ def test_without_denoising_a_normal_exit_keeps_theta_and_an_exception_does_not()
     with pytest.raises(ZeroDivisionError), smooth.perturbed():
         raise ZeroDivisionError
     assert_same(model, before)
+    first, second = (smooth._perturbation.draw(0.2, smooth.step_count, i)[0] for i in range(2))
     with smooth.samples(2) as draws:  # each draw comes on top of the last, as in the authors' ghost batches
         seen = [model.weight.detach().clone() for _ in draws]
+    assert torch.equal(seen[0], before["weight"][0] + first)
+    assert torch.equal(seen[1], seen[0] + second)
     assert torch.equal(model.weight, seen[1])
-    assert not torch.equal(seen[0], seen[1])
+
+
+def test_strengths_are_the_papers_unless_given():
+    assert [kind(LINEAR).strength for kind in (SmoothOut, AdaSmoothOut)] == [0.0375, 0.15]
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -527,6 +551,11 @@ def test_summary_reports_realised_ratios():
     assert "11×6" in str(summary)
 
 
+def test_a_summary_of_zeros():
+    zeros = nn.ParameterList([torch.zeros(3)])
+    assert [kind(zeros).summary().tensors[0].ratio for kind in (SmoothOut, AdaSmoothOut)] == [math.inf, 0.0]
+
+
 # ---- what a hurried user does ----------------------------------------------------------------------------------------
 
 
@@ -560,12 +589,22 @@ def test_a_layer_that_was_replaced_is_noticed_and_one_that_was_wrapped_is_not():
         pass
 
 
-def test_a_copy_inside_samples_is_refused():
-    smooth = SmoothOut(nn.Linear(4, 3))
-    with smooth.samples(2) as draws:
-        list(draws)
-        with pytest.raises(RuntimeError, match="cannot be copied"):
-            copy.deepcopy(smooth)
+def test_what_noise_in_the_weights_would_spoil_is_refused_between_two_draws_too():
+    model = nn.Linear(4, 3)
+    smooth = SmoothOut(model)
+    refused = (
+        ("cannot be copied", lambda: copy.deepcopy(smooth)),
+        (r"load_state_dict\(\) while noise is applied", lambda: smooth.load_state_dict(smooth.state_dict())),
+        (r"attach\(\) while noise is applied", lambda: smooth.attach(OPTIMIZERS["sgd"](model.parameters()))),
+    )
+    for message, call in refused:
+        with smooth.perturbed(), pytest.raises(RuntimeError, match=message):
+            call()
+        with smooth.samples(2) as draws:
+            list(draws)
+            with pytest.raises(RuntimeError, match=message):
+                call()
+        call()
 
 
 def test_flags_and_schedules_of_the_wrong_kind():
@@ -591,9 +630,10 @@ def test_cached_parametrizations_see_the_noise_and_lose_it():
 def test_reentrant_checkpointing_step_after_step():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     smooth, x = SmoothOut(model, 0.1), torch.randn(3, 4, requires_grad=True)
-    for _ in range(2):
+    for reentrant in (True, True, False):
         with smooth.perturbed():
-            checkpoint(model, x, use_reentrant=True).sum().backward()
+            for part in x.split(2):
+                checkpoint(model, part, use_reentrant=reentrant).sum().backward()
 
 
 def test_an_interrupt_while_torch_registers_a_hook_does_no_harm():
@@ -706,6 +746,10 @@ def test_passes_after_all_draws_were_taken_are_noticed(strength, recwarn):
             model[3](model[0](x)).sum().backward()  # not by the model's own call
         with torch.no_grad():
             model(x)  # a look
+    with smooth.samples(2) as draws:
+        for _ in draws:
+            model(x).sum().backward()
+        model(x).sum().backward()  # one pass more, at the clean weights
     assert not recwarn.list
 
 

@@ -157,7 +157,7 @@ def _norms(piece: Piece, values: Tensor) -> Tensor:
     dtype = filters.precision(piece.weights)
     if not piece.filter_groups:
         return filters.filter_norms(values, piece.layout, dtype)
-    squares = filters.squared_sums(values, piece.layout, piece.first_row, piece.whole_rows, dtype)
+    squares = filters.squared_sums(values, piece.layout, dtype, piece.first_row, piece.whole_rows)
     for group in piece.filter_groups:
         torch.distributed.all_reduce(squares, group=group)
     return filters.spread(squares.sqrt(), values, piece.layout, piece.first_row, piece.whole_rows)

@@ -65,13 +65,13 @@ def filter_norms(tensor: Tensor, layout: FilterLayout, dtype: torch.dtype | None
         return tensor.to(dtype).abs()
     if layout.axis == 0:
         return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
-    return spread(squared_sums(tensor, layout, dtype=dtype).sqrt(), tensor, layout)
+    return spread(squared_sums(tensor, layout, dtype).sqrt(), tensor, layout)
 
 
 def squared_sums(
-    tensor: Tensor, layout: FilterLayout, first_row: int = 0, rows: int | None = None, dtype: torch.dtype | None = None
+    tensor: Tensor, layout: FilterLayout, dtype: torch.dtype, first_row: int = 0, rows: int | None = None
 ) -> Tensor:
-    """Per-filter sums of squares of a part of a tensor, in at least fp32: sums over the parts add up to the whole's.
+    """Per-filter sums of squares of a part of a tensor: sums over the parts add up to the whole's.
 
     Args:
         first_row: where the part starts in the whole tensor's dimension 0.
@@ -82,7 +82,7 @@ def squared_sums(
     """
     axis = layout.axis
     assert axis != "element", "every element is a whole filter: nothing to add up"
-    squares = tensor.detach().to(precision(tensor) if dtype is None else dtype).square()
+    squares = tensor.detach().to(dtype).square()
     per_row = squares.sum(dim=tuple(range(axis + 1, tensor.ndim))) if tensor.ndim > axis + 1 else squares
     if axis == 0:
         return per_row

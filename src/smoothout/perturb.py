@@ -50,7 +50,7 @@ class Perturbation:
         noise: Noise,
         scale: filters.Scale,
         seed: int,
-        shared_noise: bool = False,
+        shared_noise: bool,
     ) -> None:
         if isinstance(noise, Bernoulli) and not isinstance(scale, filters.Weight):
             raise ValueError(f'noise={noise} needs scale="weight" (the paper\'s view of dropout), not scale={scale}')
@@ -68,7 +68,6 @@ class Perturbation:
         self._global_hooks: list[Any] = []
         weakref.finalize(self, remove_all, self._global_hooks)
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
-        self._witness = Witness([])
         self._edges: list[Edge] = []
         self.sharded_modules = sharding.sharded_modules(model)
         self._refresh()
@@ -102,7 +101,6 @@ class Perturbation:
             self._foreach.forget_backups()
             self._backed_up_by_draw = strength != 0.0
         self._versions = [p._version for p in self._parameters]
-        self.noisy = False
         self._stepped = set()
         _applied.add(self)
         self._state_dict_hook.put_on()
@@ -189,7 +187,6 @@ class Perturbation:
     def keep(self) -> None:
         """Leave the weights as they are now: training without de-noising, the paper's ablation."""
         self.active = self.noisy = False
-        self._witness.forget()
         _applied.discard(self)
         self._state_dict_hook.remove()
         remove_all(self._global_hooks)

@@ -45,7 +45,6 @@ class Summary:
         return "\n".join([*lines, f"strength {self.strength:g}, {len(self.tensors)} tensors"])
 
 
-@torch.no_grad()
 def summarise(perturbation: Perturbation, strength: float, step: int) -> Summary:
     """Draw once without touching the weights (this rank's shards of a sharded tensor) and measure."""
     rows = []

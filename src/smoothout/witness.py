@@ -18,7 +18,7 @@ class Witness:
         self._whose: dict[torch.dtype, list[int]] = defaultdict(list)  # for each number the weight's
         self._seen: list[Tensor] = []
         for i, w in enumerate(weights):
-            if w.numel() and w.device.type == "cpu":  # a rank may have no row of any
+            if w.device.type == "cpu":
                 few = w.numel() <= ALL_OF and w.is_contiguous()
                 views = [w.view(-1)] if few else [w[(end,) * w.ndim].view(1) for end in (0, -1)]
                 self._views[w.dtype] += views
@@ -27,14 +27,10 @@ class Witness:
     def look(self) -> None:
         self._seen = self._now()
 
-    def forget(self) -> None:
-        self._seen = []
-
     def changed(self) -> list[int]:
-        """Which weights have changed since the look; what is not a number never does."""
-        now = self._now() if self._seen else []
+        """Which weights have changed since the last look; what is not a number never does."""
         found: set[int] = set()
-        for whose, new, old in zip(self._whose.values(), now, self._seen):
+        for whose, new, old in zip(self._whose.values(), self._now(), self._seen):
             if not torch.equal(new, old):
                 found |= {whose[i] for i in ((new != old) & ~new.isnan()).nonzero().flatten().tolist()}
         return sorted(found)
