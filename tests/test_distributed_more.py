@@ -403,6 +403,27 @@ def test_fsdp2_gradients_are_those_of_the_noisy_weights_after_a_clean_pass(in_tw
     in_two_processes(with_a_clean_pass_between)
 
 
+def sharded_after_the_smoothout_was_made(rank):
+    """And used since: the root's weights are gathered, and must not be where the noise goes."""
+    twin, model = Rooted(), Rooted()
+    of_twin, of_model = SmoothOut(twin, 0.3, shared_noise=True), SmoothOut(model, 0.3)
+    fully_shard(model.block)
+    fully_shard(model)
+    ((x, _),) = batches(1)
+    model(x)
+    for each, smooth in ((twin, of_twin), (model, of_model)):
+        with smooth.perturbed():
+            each(x).square().mean().backward()
+    for ours, expected in zip(gradients_of(model), gradients_of(twin), strict=True):
+        torch.testing.assert_close(ours, expected)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q)
+
+
+def test_a_model_may_be_sharded_and_used_after_the_smoothout_was_made(in_two_processes):
+    in_two_processes(sharded_after_the_smoothout_was_made)
+
+
 def late_backward_of_a_part(rank):
     _, model, _, smooth = rooted()
     with smooth.perturbed():
