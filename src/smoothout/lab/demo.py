@@ -39,7 +39,7 @@ DRAWS = 10
 LEAD = (
     "A small network learns to read 8 × 8 digits, with small and with large batches, by plain SGD, by SmoothOut and by "
     "AdaSmoothOut. Then every network's weights are shaken, to see how flat its minimum is. The learning rate was "
-    "chosen for plain SGD, and then a strength for each method, by training images that were set aside for that."
+    "chosen for plain SGD, and then a strength for each method, by the loss on training images that were set aside."
 )
 
 
