@@ -140,3 +140,9 @@ def test_batches_weigh_as_they_were_before_a_loss_that_pops():
     for name in ("sharpness", "interpolate", "curvature"):
         expected = MEASUREMENTS[name](model, cross_entropy, batches())
         assert MEASUREMENTS[name](model, popping, Dictionaries()) == expected
+
+
+def test_finite_batches_whose_sum_is_not_finite_are_told():
+    data = [(torch.tensor(1e308, dtype=torch.float64),)] * 2
+    with pytest.raises(ValueError, match="loss at the start is inf: though every batch alone gives a finite one"):
+        measure.sensitivity(mlp(), lambda model, batch: batch[0], data, [0.1])

@@ -83,6 +83,15 @@ def test_recomputed_statistics():
     assert found.losses[0] == pytest.approx(evaluated(model.state_dict(), data), rel=1e-5)
 
 
+def test_statistics_are_recomputed_through_the_loss_function():
+    """It alone knows what a batch is."""
+    a, b = states()
+    loss = lambda model, batch: cross_entropy(model, (batch["image"], batch["label"]))  # noqa: E731
+    named = [{"image": x, "label": y} for x, y in batches()]
+    found = measure.interpolate(mlp(), a, b, loss, named, [0.3], batchnorm="recompute")
+    assert found == measure.interpolate(mlp(), a, b, cross_entropy, batches(), [0.3], batchnorm="recompute")
+
+
 def test_whole_numbers_are_those_of_the_nearer_end():
     class Counting(nn.Module):
         def __init__(self):
@@ -107,6 +116,26 @@ def test_complex_weights_are_interpolated_too():
     a, b = (Function(lambda w: w.abs().square().sum(), [x], torch.complex64) for x in (1 + 2j, 3 - 2j))
     found = measure.interpolate(a, a.state_dict(), b.state_dict(), value_of, [0], [0.25])
     assert found.losses == (3.25,)  # |1.5 + i|²
+
+
+def test_a_state_may_hold_what_is_no_tensor():
+    class WithExtraState(nn.Linear):
+        version = 3
+
+        def get_extra_state(self):
+            return {"version": self.version}
+
+        def set_extra_state(self, state):
+            self.version = state["version"]
+
+    model, data = WithExtraState(6, 4), batches()
+    other = {
+        name: 2 * value if isinstance(value, torch.Tensor) else {"version": 7}
+        for name, value in model.state_dict().items()
+    }
+    found = measure.interpolate(model, model.state_dict(), other, cross_entropy, data, [0.0, 1.0])
+    assert found.losses[0] != found.losses[1]
+    assert model.version == 3
 
 
 def test_a_frozen_model_can_be_interpolated():
@@ -139,8 +168,9 @@ def test_mismatched_checkpoints_say_which():
         run(mlp(), b)
     with pytest.raises(ValueError, match="batchnorm='freeze'"):
         run(a, b, batchnorm="freeze")
-    with pytest.raises(ValueError, match="alphas"):
-        measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])
+    for alphas in ([], [0.5, float("nan")], [0.5, float("inf")]):
+        with pytest.raises(ValueError, match="alphas=.*: give at least one finite number"):
+            measure.interpolate(mlp(), a, b, cross_entropy, batches(), alphas)
 
 
 def test_a_state_is_made_of_tensors():

@@ -201,7 +201,8 @@ def test_recurrent_layers_are_differentiated_in_eval_mode_without_cudnn(device):
     assert torch.backends.cudnn.enabled
 
 
-def test_eval_mode_unless_asked_otherwise():
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if n != "recomputed"])
+def test_eval_mode_unless_asked_otherwise(name):
     seen = set()
 
     def loss(model, batch):
@@ -209,11 +210,25 @@ def test_eval_mode_unless_asked_otherwise():
         return cross_entropy(model, batch)
 
     model, data = mlp().train(), batches()
-    measure.sensitivity(model, loss, data, [0.0])
+    MEASUREMENTS[name](model, loss, data)
     assert seen == {False}
     seen.clear()
-    measure.sensitivity(model, loss, data, [0.0], train_mode=True)
+    MEASUREMENTS[name](model, loss, data, train_mode=True)
     assert seen == {True}
+
+
+@pytest.mark.parametrize("name", [n for n in MEASUREMENTS if n not in ("interpolate", "recomputed", "curvature")])
+def test_only_what_is_selected_moves(name):
+    seen = {"0.weight": set(), "4.weight": set()}
+
+    def loss(model, batch):
+        for key, values in seen.items():
+            values.add(model.get_parameter(key).sum().item())
+        return cross_entropy(model, batch)
+
+    MEASUREMENTS[name](mlp(), loss, batches(), select=lambda name, parameter, module: name[0] != "0")
+    assert len(seen["0.weight"]) == 1
+    assert len(seen["4.weight"]) > 1
 
 
 def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero():

@@ -204,6 +204,8 @@ def test_progress_and_json():
     one = measure.sensitivity(bowl(), value_of, [0], [0.1])
     record = json.loads(json.dumps(one.to_json(), allow_nan=False))
     assert math.isnan(Sensitivity.from_json(record).spreads[0])
+    endless = Sensitivity((0.1,), (math.inf,), (0.0,), None, -math.inf)
+    assert Sensitivity.from_json(json.loads(json.dumps(endless.to_json(), allow_nan=False))) == endless
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,8 @@ def test_a_gradient_that_is_not_finite_is_told_from_such_a_loss(method):
     )
 
 
-def test_a_gradient_of_the_wrong_sign_is_seen_as_a_failure():
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_of_the_wrong_sign_is_seen_as_a_failure(method):
     """The fault of the released tool: the loss of one sign with the gradient of the other."""
 
     class WrongSign(FunctionLossAt):
@@ -260,7 +261,7 @@ def test_a_gradient_of_the_wrong_sign_is_seen_as_a_failure():
             return loss, -gradient
 
     at = WrongSign(lambda w: w.sum() + 5, torch.zeros(100))
-    found = sharpness_at(at, restarts=1)
+    found = sharpness_at(at, restarts=1, method=method)
     assert found.status == "failed"
     assert math.isnan(found.value)
 
@@ -340,6 +341,11 @@ def test_progress_and_json():
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         measure.sharpness(mlp(), cross_entropy, batches(), **options)
+
+
+def test_a_loss_that_is_not_finite_at_the_start_is_refused():
+    with pytest.raises(ValueError, match="the loss at the start is not finite: the loss is inf"):
+        sharpness_at(FunctionLossAt(lambda w: 1 / w.abs().sum(), torch.zeros(2)))
 
 
 @pytest.mark.parametrize("base", [-1.0, -5.0])
