@@ -1,10 +1,11 @@
 import collections
+import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from networks import Function, accuracy, batches, cross_entropy, everything_about, mlp, trained, value_of
+from networks import Function, accuracy, batches, cross_entropy, everything_about, mlp, value_of
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -130,13 +131,13 @@ def test_loss_gradient_and_second_derivative_agree_with_the_dense_ones():
         w = at.start + 0.1 * torch.randn_like(at.start)
         v = torch.randn_like(w)
         loss, gradient = at.loss_and_gradient(w)
-        product = at.hessian_vector_product(w, v)
+        product = at.hessian_vector_product(at.start, v)
     assert loss == pytest.approx(dense(w).item(), rel=1e-12)
     torch.testing.assert_close(gradient, torch.func.grad(dense)(w))
-    torch.testing.assert_close(product, torch.func.hessian(dense)(w) @ v)
+    torch.testing.assert_close(product, torch.func.hessian(dense)(at.start) @ v)
     explicit = FunctionLossAt(dense, w)
     torch.testing.assert_close(explicit.loss_and_gradient(w)[1], gradient)
-    torch.testing.assert_close(explicit.hessian_vector_product(w, v), product)
+    torch.testing.assert_close(explicit.hessian_vector_product(at.start, v), product)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -273,6 +274,15 @@ def test_weights_that_no_gradient_comes_to_are_told_of(name):
         MEASUREMENTS[name](model, cross_entropy, batches())
 
 
+def test_where_the_loss_is_nan_nothing_is_told_of_its_graph():
+    with model_loss_at(Detached(), cross_entropy, batches()) as at:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            at.loss_and_gradient(at.start * math.nan)
+        with pytest.warns(UserWarning, match="no gradient comes to"):
+            at.loss_and_gradient(at.start)
+
+
 @pytest.mark.parametrize("name", [n for n in MEASUREMENTS if "sharpness" in n or n == "curvature"])
 def test_parameters_on_one_another_are_told_of(name):
     model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 4))
@@ -376,14 +386,22 @@ def test_other_bad_input():
         measure.sharpness(mlp(), cross_entropy, {"image": torch.zeros(2, 6)})
 
 
-def test_works_under_no_grad_and_inference_mode():
-    model, data = trained(mlp(), batches()), batches()
-    expected = measure.sharpness(model, cross_entropy, data)
-    with torch.no_grad():
-        assert measure.sharpness(model, cross_entropy, data) == expected
-    with torch.inference_mode():
-        assert measure.sharpness(model, cross_entropy, data) == expected
-    assert measure.sensitivity(model, cross_entropy, data, [0.0], accuracy_fn=accuracy).accuracies is not None
+@pytest.mark.parametrize("name", MEASUREMENTS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_under_no_grad_and_inference_mode(name, mode):
+    model, data = mlp(), batches()
+    expected = MEASUREMENTS[name](model, cross_entropy, data).to_json()
+    with mode():
+        assert MEASUREMENTS[name](model, cross_entropy, data).to_json() == expected
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_explicit_function_has_derivatives_there_too(mode):
+    with mode():
+        bowl = FunctionLossAt(lambda w: (w**2).sum(), torch.ones(2))
+        assert bowl.loss(bowl.start) == bowl.loss_and_gradient(bowl.start)[0] == 2.0
+        assert bowl.loss_and_gradient(bowl.start)[1].tolist() == [2.0, 2.0]
+        assert bowl.hessian_vector_product(bowl.start, bowl.start).tolist() == [2.0, 2.0]
 
 
 def test_an_attached_model_is_measured_without_noise_in_training_mode_too():

@@ -227,6 +227,19 @@ def test_inside_autocast_too(name):
         assert cross_entropy(model, data[0]) == before
 
 
+def test_a_loss_that_goes_backward_itself_adds_to_no_gradient():
+    def penalised(model, batch):
+        with torch.enable_grad():
+            cross_entropy(model, batch).backward()
+        return cross_entropy(model, batch) + model[0].weight.grad.norm()
+
+    model = mlp().eval()
+    cross_entropy(model, batches()[0]).backward()
+    before = everything_about(model)
+    measure.sensitivity(model, penalised, batches(), [0.0, 0.1])
+    assert everything_about(model) == before
+
+
 def test_random_numbers_of_every_kind_start_anew_in_each_evaluation():
     def noisy(model, batch):
         return cross_entropy(model, batch) * (random.random() + np.random.rand() + torch.rand(()))
