@@ -101,6 +101,8 @@ def test_a_linear_function_exactly(method):
     found = sharpness_at(at, method=method)
     assert found.max_loss - found.base_loss == pytest.approx((g.abs() @ bounds(w)).item(), rel=1e-11)
     assert found.converged
+    short = sharpness_at(at, method=method, max_iterations=1)
+    assert (short.value, short.status) == (found.value, "converged")  # by the gradient: a vertex that it points to
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -241,6 +243,18 @@ def test_an_infinite_loss_in_a_part_of_the_box_is_a_failure_too(method):
     found = sharpness_at(at, method=method)
     assert found.status == "failed"
     assert found.value != 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_infinite_loss_that_only_the_lower_starts_meet_is_told_too(method):
+    """The first coordinate leads half of the starts into it, the others to the maximum on the other side."""
+
+    def loss(w):
+        return 5 + 3 * w[0].abs() + w[1:].sum() + torch.where(w[0] < -0.99 * EPSILON, math.inf, 0.0)
+
+    found = sharpness_at(FunctionLossAt(loss, torch.zeros(40)), method=method)
+    assert found.value == pytest.approx(percent(5 + 42 * EPSILON, 5))
+    assert (found.status, found.message) == ("failed", "the loss is inf at a point of the box")
 
 
 @pytest.mark.parametrize("method", METHODS)
