@@ -27,6 +27,7 @@ def test_one_flip_leads_away_from_a_vertex_that_the_gradient_points_to(method):
     found = sharpness_at(in_the_box(loss, 2), method=method, restarts=1)
     assert found.max_loss == pytest.approx(6.8)
     assert found.converged
+    assert found.evaluations < 50
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -220,6 +220,7 @@ def test_the_relative_box_follows_filter_norms():
     assert found.max_loss - found.base_loss == pytest.approx(expected.item())
 
 
+@pytest.mark.filterwarnings("error")  # no word of its rounding either
 def test_the_padding_row_of_an_embedding_stays_in_the_relative_box():
     model = nn.Embedding(4, 3, padding_idx=1, dtype=torch.float64)
     with torch.no_grad():
@@ -292,6 +293,16 @@ def test_weights_too_coarse_for_the_box_are_told():
         warnings.simplefilter("error")
         assert measured(torch.float32).converged
         assert measured(torch.bfloat16, epsilon=0.1).value > 0
+
+
+def test_weights_too_coarse_for_the_relative_box_are_told():
+    """Small ones have room in the absolute box."""
+    model = Function(lambda w: w.double().sum(), torch.full((20,), 1e-3), torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure.sharpness(model, value_of, [0])
+    with pytest.warns(UserWarning, match="narrower than the rounding of 100.0% of the weights"):
+        measure.sharpness(model, value_of, [0], scale="filter")
 
 
 def test_weights_too_coarse_for_a_subspace_are_told():
