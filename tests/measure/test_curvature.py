@@ -88,6 +88,7 @@ def test_many_dimensions_and_convergence():
     assert all(r <= 1e-5 * 30 for r in found.residuals)
     early = curvature_at(at, top=2, max_iterations=3)
     assert not early.converged
+    assert early.products == 30 + 3
     # A residual bounds the distance to the nearest eigenvalue.
     for value, residual in zip(early.eigenvalues, early.residuals):
         assert (h - value).abs().min().item() <= residual
