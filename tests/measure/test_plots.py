@@ -126,6 +126,9 @@ def test_sharpness_and_curvature(networks, tmp_path):
     shown(ax, tmp_path)
     assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three", "four"]
     assert [t.get_text() for t in ax.texts][-2:] == ["failed", "failed\n5"]
+    assert [tuple(line.get_ydata()) for line in ax.lines] == [result.trials for result in results.values()]
+    heights = [0.0 if result.value != result.value else result.value for result in results.values()]
+    assert [bar.get_height() for bar in ax.patches] == [label.xy[1] for label in ax.texts] == heights
     shown(results["one"].plot(), tmp_path)
     spectra = {n: measure.curvature(m, cross_entropy, data, top=3) for n, m in models.items()}
     legend = shown(plots.plot_curvature(spectra), tmp_path)
