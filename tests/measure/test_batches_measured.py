@@ -60,7 +60,7 @@ def test_a_loss_that_writes_to_its_batch_is_told_of(name, dtype):
         return cross_entropy(model, batch)
 
     with pytest.warns(UserWarning, match="does not write to them") as told:
-        MEASUREMENTS[name](mlp().to(dtype), writing, [(x.to(dtype), y) for x, y in batches()])
+        MEASUREMENTS[name](mlp().to(dtype), writing, [(x.to(dtype), y) for x, y in batches(1)])
     assert len(told) == 1
 
 

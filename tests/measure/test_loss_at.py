@@ -107,7 +107,7 @@ def test_loss_gradient_and_second_derivative_agree_with_the_dense_ones():
         state = {n: part.view(s) for part, (n, s) in zip(parts, shapes.items())}
         return torch.nn.functional.cross_entropy(torch.func.functional_call(model, state, (whole[0],)), whole[1])
 
-    with model_loss_at(model, cross_entropy, data) as at:
+    with model_loss_at(model, cross_entropy, data) as at, torch.no_grad():
         w = at.start + 0.1 * torch.randn_like(at.start)
         v = torch.randn_like(w)
         loss, gradient = at.loss_and_gradient(w)
