@@ -31,10 +31,25 @@ def test_one_flip_leads_away_from_a_vertex_that_the_gradient_points_to(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_the_polish_goes_from_vertex_to_vertex_for_as_long_as_the_loss_rises(method):
+    """The first coordinate draws the second to its side, and only there the second draws the third."""
+    slopes = torch.full((40,), -0.1, dtype=torch.float64)
+    slopes[0] = 10.0
+
+    def loss(z):
+        return 5 + 0.05 * z @ z + slopes @ z + 3 * z[0] * z[1] + 1.5 * z[1] * z[2]
+
+    found = sharpness_at(in_the_box(loss, 40), method=method, restarts=1, max_iterations=1)
+    assert found.max_loss == pytest.approx(5 + 2 + 10 + 3 + 1.5 + 0.1 * (37 - 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_random_starts_find_what_the_centre_and_the_vertices_do_not_show(method):
     """A hill between them on a plain; starts on the plain make no move."""
     at = in_the_box(lambda z: 5 + (1 - ((z[0] - 0.5) / 0.2) ** 2).clamp_min(0), 1)
+    before = torch.get_rng_state()
     found = sharpness_at(at, method=method, restarts=20)
+    assert torch.equal(torch.get_rng_state(), before)
     assert found.value == pytest.approx(100 / 6, rel=1e-3)
     assert 0 < len(found.trials) < 10
     assert found.converged
@@ -42,25 +57,35 @@ def test_random_starts_find_what_the_centre_and_the_vertices_do_not_show(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_infinite_loss_that_only_the_lower_starts_meet_is_told_too(method):
-    """Some begin in it, some are led into it by the first coordinate, the others to the maximum on the other side."""
+@pytest.mark.parametrize("first", [torch.abs, torch.clone], ids=["led into it", "begin in it"])
+def test_an_infinite_loss_that_only_the_lower_starts_meet_is_told_too(first, method):
+    """The others are led to the maximum on the other side."""
 
     def loss(z):
-        return 5 + 3 * z[0].abs() + z[1:].sum() + torch.where(z[0] < -0.5, math.inf, 0.0)
+        return 5 + 3 * first(z[0]) + z[1:].sum() + torch.where(z[0] < -0.5, math.inf, 0.0)
 
     found = sharpness_at(in_the_box(loss, 40), method=method, restarts=20)
     assert found.value == pytest.approx(100 * 42 / 6)
     assert (found.status, found.message) == ("failed", "the loss is inf at a point of the box")
     assert 0 < len(found.trials) < 20
+    assert found.mean == pytest.approx(sum(found.trials) / len(found.trials))
     assert all(0 < trial <= found.value for trial in found.trials)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("restarts", [1, 5])
-@pytest.mark.parametrize("plain", [0.0, 1.0])
-def test_a_plain_with_nan_around_it_is_a_failure_and_not_flat(plain, restarts, method):
-    """No start can move: where the gradient is zero, random vertices are tried, and they are NaN."""
-    at = in_the_box(lambda z: (0.0 if not z.any() or z.abs().max() < plain else math.nan) * z.sum() + 5, 3)
-    found = sharpness_at(at, method=method, restarts=restarts)
+@pytest.mark.parametrize(
+    "finite",
+    [
+        lambda z: not z.any(),
+        lambda z: z.abs().max() < 1,
+        lambda z: not z.any() or (z.abs() == 1).all(),  # where the first start goes, and no other begins
+    ],
+    ids=["at the centre", "inside", "at the centre and the vertices"],
+)
+def test_a_plain_with_nan_around_it_is_a_failure_and_not_flat(finite, method):
+    """No start can move: where the gradient is zero, random vertices are tried."""
+    at = in_the_box(lambda z: (0.0 if finite(z) else math.nan) * z.sum() + 5, 3)
+    found = sharpness_at(at, method=method, restarts=3)
     assert math.isnan(found.value)
-    assert (found.status, found.message) == ("failed", "the loss is nan at a point of the box")
+    assert found.status == "failed"
+    assert "the loss is nan at a point of the box" in found.message
