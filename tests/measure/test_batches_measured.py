@@ -124,8 +124,8 @@ def test_the_same_data_are_not(name, workers):
         MEASUREMENTS[name](mlp(), converting, held)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own: quantised tensors are to go, nested ones a prototype
 @pytest.mark.filterwarnings("error:Casting complex")
+@pytest.mark.filterwarnings("ignore")  # torch's own: quantised tensors are to go, nested ones a prototype
 @pytest.mark.parametrize(
     ("made", "dense"),
     [
