@@ -216,6 +216,12 @@ def fsdp_equals_one_process(rank, method, attach, build):
         torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def fsdp_is_not_measured(rank):
+    for call in (lambda m, b: measure.sensitivity(m, loss_of, b, [0.1]), lambda m, b: measure.sharpness(m, loss_of, b)):
+        with pytest.raises(ValueError, match=r"model is sharded .*: measure a full copy of it in one process"):
+            call(sharded(network), batches(1))
+
+
 def fsdp_noise_is_the_unsharded_draw(rank):
     for build in (network, grouped):
         whole, model = build(), sharded(build)
@@ -291,6 +297,10 @@ def test_fsdp2_restores_exactly_and_equals_the_unsharded_run(in_two_processes, m
 
 def test_fsdp2_noise_is_the_unsharded_draw(in_two_processes):
     in_two_processes(fsdp_noise_is_the_unsharded_draw)
+
+
+def test_fsdp2_is_not_measured(in_two_processes):
+    in_two_processes(fsdp_is_not_measured)
 
 
 def test_fsdp2_backward_after_the_exit_raises(in_two_processes):

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from smoothout import measure
+
 
 class Function(nn.Module):
     """A function of one parameter vector as a model: closed forms without a network."""
@@ -81,3 +83,23 @@ def everything_about(model, loader=None):
         torch.get_rng_state().tolist(),
         None if loader is None else loader.generator.get_state().tolist(),
     )
+
+
+OTHER_STATE = mlp(seed=9).state_dict()
+MEASUREMENTS = {
+    "sharpness": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, **k),
+    "sharpness by ascent": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, method="ascent", **k),
+    "sharpness in a subspace": lambda m, f, b, **k: measure.sharpness(m, f, b, restarts=2, subspace=40, **k),
+    "sensitivity": lambda m, f, b, **k: measure.sensitivity(m, f, b, [0.0, 0.1], draws=2, **k),
+    "fresh noise": lambda m, f, b, **k: measure.sensitivity(
+        m, f, b, [0.1], scale="filter", fresh_noise_per_batch=True, **k
+    ),
+    "interpolate": lambda m, f, b, **k: measure.interpolate(m, m.state_dict(), OTHER_STATE, f, b, [-1, 0.5, 2], **k),
+    "recomputed": lambda m, f, b, **k: measure.interpolate(
+        m, m.state_dict(), OTHER_STATE, f, b, [0.5], batchnorm="recompute", **k
+    ),
+    "landscape": lambda m, f, b, **k: measure.landscape(m, f, b, steps=3, directions=2, **k),
+    "landscape in 2-D": lambda m, f, b, **k: measure.landscape(m, f, b, dims=2, steps=3, **k),
+    "curvature": lambda m, f, b, **k: measure.curvature(m, f, b, top=2, probes=2, max_iterations=5, **k),
+    "suggest_strength": lambda m, f, b, **k: measure.suggest_strength(m, f, b, strengths=[0.1, 0.2], **k),
+}

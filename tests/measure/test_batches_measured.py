@@ -53,9 +53,14 @@ def test_other_data_in_each_pass_are_told_of(name, dataset):
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
-def test_a_loss_that_writes_to_its_batch_is_told_of(name):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_that_writes_to_its_batch_is_told_of(name, dtype):
+    def writing(model, batch):
+        batch[0][-1, -1] *= 0.9
+        return cross_entropy(model, batch)
+
     with pytest.warns(UserWarning, match="does not write to them") as told:
-        MEASUREMENTS[name](mlp(), lambda model, batch: cross_entropy(model, (batch[0].mul_(0.9), batch[1])), batches())
+        MEASUREMENTS[name](mlp().to(dtype), writing, [(x.to(dtype), y) for x, y in batches(1)])
     assert len(told) == 1
 
 
@@ -102,16 +107,16 @@ def test_a_sampler_that_counts_epochs_gives_the_same_order_and_training_goes_on_
 
 
 def converting(model, batch):
-    batch["x"] = batch["x"].float()
+    batch["x"] = batch["x"].bfloat16()
     batch["mask"] = batch["x"] > 0
-    return cross_entropy(model, (batch["x"].nan_to_num(), batch["y"]))
+    return cross_entropy(model, (batch["x"].float().nan_to_num(), batch["y"]))
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
 def test_the_same_data_are_not(name, workers):
     """In another order, in another dtype, with what loss_fn added, with a NaN that is masked."""
-    held = [{"x": x.bfloat16(), "y": y} for x, y in batches()]
+    held = [{"x": x.clone(), "y": y} for x, y in batches()]
     held[0]["x"][0, 0] = float("nan")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -119,13 +124,24 @@ def test_the_same_data_are_not(name, workers):
         MEASUREMENTS[name](mlp(), converting, held)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own: quantised tensors are to go
-def test_quantised_batches():
-    held = [(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), y) for x, y in batches()]
-    expected = [(x.dequantize(), y) for x, y in held]
-    loss = lambda model, batch: cross_entropy(model, (batch[0].dequantize(), batch[1]))  # noqa: E731
-    ends = [measure.sensitivity(mlp(), *each, [0.1]).losses for each in ((loss, held), (cross_entropy, expected))]
-    assert ends[0] == ends[1]
+@pytest.mark.filterwarnings("error:Casting complex")
+@pytest.mark.filterwarnings("ignore")  # torch's own: quantised tensors are to go, nested ones a prototype
+@pytest.mark.parametrize(
+    ("made", "dense"),
+    [
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), torch.Tensor.dequantize),
+        (lambda x: x.to_sparse(), torch.Tensor.to_dense),
+        (lambda x: torch.complex(x, x), torch.Tensor.abs),
+        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]]), lambda x: torch.cat(x.unbind())),
+    ],
+    ids=["quantised", "sparse", "complex", "nested"],
+)
+def test_batches_of_every_kind_of_tensor(made, dense):
+    ((x, y),) = batches(1)
+    held = [(made(x), y)]
+    loss = lambda model, batch: cross_entropy(model, (dense(batch[0]), batch[1]))  # noqa: E731
+    expected = measure.sensitivity(mlp(), cross_entropy, [(dense(held[0][0]), y)], [0.1])
+    assert measure.sensitivity(mlp(), loss, held, [0.1]).losses == expected.losses
 
 
 def test_batches_weigh_as_they_were_before_a_loss_that_pops():
@@ -140,3 +156,9 @@ def test_batches_weigh_as_they_were_before_a_loss_that_pops():
     for name in ("sharpness", "interpolate", "curvature"):
         expected = MEASUREMENTS[name](model, cross_entropy, batches())
         assert MEASUREMENTS[name](model, popping, Dictionaries()) == expected
+
+
+def test_finite_batches_whose_sum_is_not_finite_are_told():
+    data = [(torch.tensor(1e308, dtype=torch.float64),)] * 2
+    with pytest.raises(ValueError, match="loss at the start is inf: though every batch alone gives a finite one"):
+        measure.sensitivity(mlp(), lambda model, batch: batch[0], data, [0.1])

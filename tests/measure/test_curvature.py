@@ -88,12 +88,13 @@ def test_many_dimensions_and_convergence():
     assert all(r <= 1e-5 * 30 for r in found.residuals)
     early = curvature_at(at, top=2, max_iterations=3)
     assert not early.converged
+    assert early.products == 30 + 3
     # A residual bounds the distance to the nearest eigenvalue.
     for value, residual in zip(early.eigenvalues, early.residuals):
         assert (h - value).abs().min().item() <= residual
 
 
-@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("top", [1, 3, 6])
 def test_equal_and_zero_eigenvalues(top):
     isotropic = curvature_at(FunctionLossAt(lambda w: 2 * (w**2).sum(), torch.zeros(6)), top=top)
     assert isotropic.eigenvalues == pytest.approx([4.0] * top)
@@ -123,7 +124,7 @@ def test_progress_and_json():
     told = []
     found = measure.curvature(mlp(), cross_entropy, batches(), top=2, probes=4, progress=lambda *p: told.append(p))
     assert [done for done, _ in told[:-1]] == list(range(1, found.products + 1))
-    assert told[-1][0] == told[-1][1]
+    assert {total for _, total in told} == {told[-1][0]} == {4 + 100}
     assert Curvature.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 

@@ -36,6 +36,15 @@ def test_the_ends_are_those_of_direct_evaluation_bit_for_bit(count):
     assert found.losses[1] == pytest.approx(evaluated(half, data), rel=1e-5)
 
 
+def test_an_end_has_nothing_of_the_other_even_if_that_diverged():
+    a, _ = states()
+    diverged = {n: torch.full_like(t, float("inf")) if t.is_floating_point() else t for n, t in a.items()}
+    for first, second, α in ((a, diverged, 0.0), (diverged, a, 1.0)):
+        assert measure.interpolate(mlp(), first, second, cross_entropy, batches(), [α]).losses == (
+            evaluated(a, batches()),
+        )
+
+
 def test_a_quadratic_along_the_line():
     model = Function(lambda w: (w**2).sum(), torch.zeros(2))
     a, b = {"w": torch.tensor([1.0, 0.0]).double()}, {"w": torch.tensor([0.0, 2.0]).double()}
@@ -50,6 +59,23 @@ def test_the_states_may_be_the_models_own():
     a, b = ({n: t.clone() for n, t in m.state_dict().items()} for m in (model, other))
     live = measure.interpolate(model, model.state_dict(), other.state_dict(), cross_entropy, batches(), ALPHAS)
     assert live == measure.interpolate(mlp(), a, b, cross_entropy, batches(), ALPHAS)
+
+
+def test_the_states_may_be_the_models_own_under_other_names():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+    def exchanged(state):
+        return {f"{2 - int(name[0])}{name[1:]}": tensor for name, tensor in state.items()}
+
+    state, data = {n: t.clone() for n, t in model.state_dict().items()}, batches()
+    expected = measure.interpolate(model, state, exchanged(state), cross_entropy, data, [0.0, 0.5, 1.0])
+    live = model.state_dict()
+    assert measure.interpolate(model, live, exchanged(live), cross_entropy, data, [0.0, 0.5, 1.0]) == expected
+    with SmoothOut(model, 0.3).perturbed():
+        noisy = dict(model.named_parameters())
+        copies = {name: parameter.detach().clone() for name, parameter in noisy.items()}
+        expected = measure.interpolate(model, copies, state, cross_entropy, data, [0.0, 0.5, 1.0])
+        assert measure.interpolate(model, noisy, state, cross_entropy, data, [0.0, 0.5, 1.0]) == expected
 
 
 def test_inside_perturbed_the_line_is_that_between_the_states():
@@ -83,6 +109,15 @@ def test_recomputed_statistics():
     assert found.losses[0] == pytest.approx(evaluated(model.state_dict(), data), rel=1e-5)
 
 
+def test_statistics_are_recomputed_through_the_loss_function():
+    """It alone knows what a batch is."""
+    a, b = states()
+    loss = lambda model, batch: cross_entropy(model, (batch["image"], batch["label"]))  # noqa: E731
+    named = [{"image": x, "label": y} for x, y in batches()]
+    found = measure.interpolate(mlp(), a, b, loss, named, [0.3], batchnorm="recompute")
+    assert found == measure.interpolate(mlp(), a, b, cross_entropy, batches(), [0.3], batchnorm="recompute")
+
+
 def test_whole_numbers_are_those_of_the_nearer_end():
     class Counting(nn.Module):
         def __init__(self):
@@ -109,6 +144,26 @@ def test_complex_weights_are_interpolated_too():
     assert found.losses == (3.25,)  # |1.5 + i|²
 
 
+def test_a_state_may_hold_what_is_no_tensor():
+    class WithExtraState(nn.Linear):
+        version = 3
+
+        def get_extra_state(self):
+            return {"version": self.version}
+
+        def set_extra_state(self, state):
+            self.version = state["version"]
+
+    model, data = WithExtraState(6, 4), batches()
+    other = {
+        name: 2 * value if isinstance(value, torch.Tensor) else {"version": 7}
+        for name, value in model.state_dict().items()
+    }
+    found = measure.interpolate(model, model.state_dict(), other, cross_entropy, data, [0.0, 1.0])
+    assert found.losses[0] != found.losses[1]
+    assert model.version == 3
+
+
 def test_a_frozen_model_can_be_interpolated():
     a, b = states()
     frozen = mlp().requires_grad_(False)
@@ -131,6 +186,10 @@ def test_mismatched_checkpoints_say_which():
     run = lambda a, b, **k: measure.interpolate(mlp(), a, b, cross_entropy, batches(), [0.5], **k)  # noqa: E731
     with pytest.raises(ValueError, match=r"state_b is no state of this Sequential: it lacks 7\.bias"):
         run(a, {n: t for n, t in b.items() if n != "7.bias"})
+    with pytest.raises(ValueError, match=r"it lacks 0\.bias, 0\.weight, 1\.bias$"):
+        run({n: t for n, t in a.items() if n not in ("0.bias", "0.weight", "1.bias")}, b)
+    with pytest.raises(ValueError, match=r"it lacks 0\.bias, 0\.weight, 1\.bias and 13 more$"):
+        run({}, b)
     with pytest.raises(ValueError, match=r"state_a is no state .* it has, unlike the model, extra"):
         run({**a, "extra": torch.zeros(1)}, b)
     with pytest.raises(ValueError, match=r"state_b\['0.weight'\] has shape \(9, 6\), the model's has \(8, 6\)"):
@@ -139,8 +198,9 @@ def test_mismatched_checkpoints_say_which():
         run(mlp(), b)
     with pytest.raises(ValueError, match="batchnorm='freeze'"):
         run(a, b, batchnorm="freeze")
-    with pytest.raises(ValueError, match="alphas"):
-        measure.interpolate(mlp(), a, b, cross_entropy, batches(), [])
+    for alphas in ([], [0.5, float("nan")], [0.5, float("inf")]):
+        with pytest.raises(ValueError, match=r"alphas=.*: give at least one finite number"):
+            measure.interpolate(mlp(), a, b, cross_entropy, batches(), alphas)
 
 
 def test_a_state_is_made_of_tensors():

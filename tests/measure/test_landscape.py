@@ -51,6 +51,7 @@ def test_the_centre_is_the_base_loss(dims):
     assert right == direct.accuracies[0]
     assert found.coordinates == (-1.0, -0.5, 0.0, 0.5, 1.0)
     assert found.dims == dims
+    assert found.curves == ((found.losses,) if dims == 1 else ())
 
 
 def test_a_bowl_along_its_directions():

@@ -81,6 +81,28 @@ def test_points_are_drawn_from_left_to_right_in_whatever_order_they_were_asked_f
     assert edges == {(0.0, 0.9), (0.0, 1.1), (0.1, 1.8), (0.1, 2.2), (0.2, 2.7), (0.2, 3.3)}
 
 
+@pytest.mark.parametrize(("log", "scale", "bottom"), [(None, "log", 0.5), (False, "linear", 0.0)])
+def test_losses_without_bound_beyond_the_ends_do_not_press_the_line_flat(log, scale, bottom):
+    line = measure.Interpolation((-1.0, 0.0, 0.5, 1.0, 2.0), (5e5, 1.0, 2.0, 0.5, 5e5), None)
+    ax = line.plot(log=log)
+    assert ax.get_yscale() == scale
+    assert ax.get_ylim()[1] == 200.0  # a hundred times the highest between the ends
+    assert bottom - 0.3 < ax.get_ylim()[0] <= bottom
+    near = measure.Interpolation((-1.0, 0.0, 1.0), (500.0, 1.0, 0.5), None)
+    assert near.plot().get_yscale() == "linear"
+
+
+def test_a_landscape_in_two_dimensions_has_its_first_direction_along_x():
+    grid = measure.Landscape((-1.0, 0.0, 1.0), ((1.0, 1.0, 1.0), (10.0, 10.0, 10.0), (100.0, 100.0, 100.0)), None)
+    ax = grid.plot(log=True)
+    assert [axes.get_ylabel() for axes in ax.figure.axes] == ["second direction", "log₁₀ loss"]
+    contours = [path.vertices for path in ax.collections[1].get_paths() if len(path.vertices)]
+    assert len(contours) > 5
+    for contour in contours:
+        assert contour[:, 0] == pytest.approx(contour[0, 0])  # the loss changes along x only
+        assert {contour[0, 1], contour[-1, 1]} == {-1.0, 1.0}
+
+
 def test_landscape(networks, tmp_path):
     models, data = networks
     lines = {n: measure.landscape(m, cross_entropy, data, steps=5, directions=3) for n, m in models.items()}
@@ -88,6 +110,8 @@ def test_landscape(networks, tmp_path):
     grid = measure.landscape(models["one"], cross_entropy, data, dims=2, steps=5)
     shown(grid.plot(), tmp_path)
     shown(grid.plot(surface=True, log=True), tmp_path)
+    assert plots.plot_landscape({"one": grid}).get_title() == "one"
+    assert plots.plot_landscape(lines, log=True).get_yscale() == "log"
     with pytest.raises(ValueError, match="do not overlay"):
         plots.plot_landscape({"one": grid, "two": grid})
 
@@ -102,10 +126,14 @@ def test_sharpness_and_curvature(networks, tmp_path):
     shown(ax, tmp_path)
     assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three", "four"]
     assert [t.get_text() for t in ax.texts][-2:] == ["failed", "failed\n5"]
+    assert [tuple(line.get_ydata()) for line in ax.lines] == [result.trials for result in results.values()]
+    heights = [0.0 if result.value != result.value else result.value for result in results.values()]
+    assert [bar.get_height() for bar in ax.patches] == [label.xy[1] for label in ax.texts] == heights
     shown(results["one"].plot(), tmp_path)
     spectra = {n: measure.curvature(m, cross_entropy, data, top=3) for n, m in models.items()}
     legend = shown(plots.plot_curvature(spectra), tmp_path)
     assert legend[0].startswith("one, trace ")
+    assert shown(spectra["one"].plot(), tmp_path)[0].startswith("trace ")
 
 
 def test_suggested_strength(networks, tmp_path):
@@ -127,5 +155,12 @@ def test_matplotlib_and_scipy_are_imported_when_needed():
         "assert not {'scipy', 'matplotlib'} & set(sys.modules)\n"
         "from smoothout.measure import plots\n"
         "assert 'matplotlib' not in sys.modules\n"
+        "sys.modules['matplotlib'] = None\n"  # what Python makes of a package that is not there
+        "try:\n"
+        "    plots.new_axes()\n"
+        "except ImportError as error:\n"
+        "    assert \"pip install 'smoothout[lab]'\" in str(error)\n"
+        "else:\n"
+        "    raise AssertionError\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from interpreter import python
 from smoothout import AdaSmoothOut, Noise, SmoothOut, measure
 from smoothout.measure import Sensitivity
+from smoothout.measure._sensitivity import mean_of_rows
 from smoothout.select import not_normalisation
 
 CURVATURES = torch.linspace(0.5, 3.0, 200, dtype=torch.float64)
@@ -90,6 +92,38 @@ def test_the_noise_has_the_law_of_training_but_other_numbers(scale, method):
         else:
             assert θ.abs().max() <= 0.2 * (1 + 1e-5)
             assert torch.stack(noise).abs().max() > 0.19  # of 360 values
+
+
+def test_fresh_noise_is_none_that_training_draws():
+    model, seen = nn.Linear(40, 3, bias=False), []
+
+    def record(model, batch):
+        seen.append(model.weight.detach().clone())
+        return model.weight.sum()
+
+    measure.sensitivity(model, record, range(4), [0.2], fresh_noise_per_batch=True)
+    smooth = SmoothOut(model, 0.2, shared_noise=True)
+    for _ in range(4):
+        with smooth.perturbed():
+            assert all((w - model.weight).abs().max() > 0.01 for w in seen)
+
+
+def test_mean_and_spread_are_those_of_the_draws():
+    seen = []
+
+    def record(model, batch):
+        seen.append(model().item())
+        return model()
+
+    curve = measure.sensitivity(bowl(), record, [0], [0.1], draws=4)
+    assert curve.losses == pytest.approx((statistics.fmean(seen[1:]),), rel=1e-12)
+    assert curve.spreads == pytest.approx((statistics.stdev(seen[1:]),), rel=1e-9)
+
+
+def test_the_mean_of_equal_losses_is_that_loss_beside_infinite_ones_too():
+    rows = np.array([[0.1, 1.0, math.inf, math.nan], [0.1, 2.0, 1.0, 1.0], [0.1, 6.0, 1.0, 1.0]])
+    assert mean_of_rows(rows)[:3].tolist() == [0.1, 3.0, math.inf]
+    assert math.isnan(mean_of_rows(rows)[3])
 
 
 def test_fresh_noise_per_batch():
@@ -204,6 +238,8 @@ def test_progress_and_json():
     one = measure.sensitivity(bowl(), value_of, [0], [0.1])
     record = json.loads(json.dumps(one.to_json(), allow_nan=False))
     assert math.isnan(Sensitivity.from_json(record).spreads[0])
+    endless = Sensitivity((0.1,), (math.inf,), (0.0,), None, -math.inf)
+    assert Sensitivity.from_json(json.loads(json.dumps(endless.to_json(), allow_nan=False))) == endless
 
 
 @pytest.mark.parametrize(

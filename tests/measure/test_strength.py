@@ -8,7 +8,7 @@ from networks import Function, batches, cross_entropy, mlp, trained, value_of
 
 import smoothout
 from smoothout import SmoothOut, measure
-from smoothout.measure import SuggestedStrength
+from smoothout.measure import Sensitivity, SuggestedStrength
 from smoothout.measure.strength import crossing
 
 
@@ -31,7 +31,9 @@ def test_the_curve_at_the_strength_is_at_the_limit(scale):
     data = batches()
     model = trained(mlp(), data)
     found = smoothout.suggest_strength(model, cross_entropy, data, scale=scale, draws=10)
+    assert found.allowed_rise == pytest.approx(0.1 * (1 + found.base_loss))
     assert found.curve.strengths[0] == 0.0
+    assert found.curve.strengths[1::24] == pytest.approx((0.001, 4.096))
     assert found.curve.scale == scale
     there = measure.sensitivity(
         model, cross_entropy, data, [found.strength], scale=scale, draws=10, select=smoothout.select.not_normalisation
@@ -40,17 +42,33 @@ def test_the_curve_at_the_strength_is_at_the_limit(scale):
     assert SmoothOut(model, float(found), scale=scale).strength == found.strength
 
 
+def test_the_curve_is_that_of_sensitivity_with_the_same_options():
+    model, data, told = mlp(dropout=0.5), batches(), []
+    options = {
+        "noise": "gaussian",
+        "draws": 2,
+        "seed": 7,
+        "train_mode": True,
+        "select": lambda name, p, m: name[0] in "01",
+    }
+    found = smoothout.suggest_strength(
+        model, cross_entropy, data, strengths=[0.1, 0.2], progress=lambda *p: told.append(p), **options
+    )
+    assert found.curve == measure.sensitivity(model, cross_entropy, data, [0.0, 0.1, 0.2], **options)
+    assert told == [(i + 1, 6) for i in range(6)]
+
+
 def test_where_the_curve_crosses():
     assert crossing([1.0, 2.0, 4.0], [0.01, 0.04, 0.16], 0.08)[0] == pytest.approx(2 * math.sqrt(2))
-    assert crossing([1.0, 2.0], [0.01, 0.02], 0.5) == (
-        2.0,
+    assert crossing([1.0, 2.0, 4.0], [0.01, 0.02, 0.03], 0.5) == (
+        4.0,
         "the largest strength of the grid still raises the loss by less than is allowed",
     )
     assert crossing([1.0, 2.0], [0.9, 2.0], 0.5) == (
         1.0,
         "even the smallest strength of the grid raises the loss by more than is allowed",
     )
-    for rises in ([-0.01, 3.0], [0.1, math.inf], [0.1, math.nan]):
+    for rises in ([-0.01, 3.0], [0.0, 3.0], [0.1, math.inf], [0.1, math.nan]):
         strength, message = crossing([1.0, 2.0], rises, 0.5)
         assert strength == 1.0
         assert "of the grid" in message
@@ -62,11 +80,14 @@ def test_json_carries_the_curve():
     assert str(found) == f"strength {found.strength:.4g}: {found.message}"  # one line, without the curve
     again = SuggestedStrength.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
+    with pytest.raises(ValueError, match="of kind 'SuggestedStrength', not 'Sensitivity'"):
+        Sensitivity.from_json(found.to_json())
 
 
 def test_bad_options_are_named():
     for options, words in (
-        ({"strengths": [0.2, 0.1]}, "strengths"),
+        ({"strengths": [0.1, 0.3, 0.2]}, "strengths"),
+        ({"strengths": [0.1, 0.1]}, "strengths"),
         ({"strengths": [0.0, 0.1]}, "strengths"),
         ({"strengths": []}, "strengths"),
         ({"rise": 0}, "rise=0"),

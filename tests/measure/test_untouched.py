@@ -1,7 +1,9 @@
 """What a measurement leaves as it was where the model or the loader has a state of its own. More is in test_loss_at."""
 
+import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from networks import batches, cross_entropy, everything_about, mlp
@@ -205,6 +207,48 @@ def test_inside_cached_parametrizations_are_those_of_the_weights(name):
         assert losses() == expected
         direct = cross_entropy(model, batches()[0])
     assert direct == cross_entropy(model, batches()[0])
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "interpolate"])
+def test_inside_autocast_too(name):
+    """It keeps weights that it has cast."""
+    model, data = nn.Linear(6, 4), batches()
+    states = [{key: factor * value for key, value in model.state_dict().items()} for factor in (1.0, 2.0)]
+
+    def losses(loss_fn):
+        if name == "interpolate":
+            return measure.interpolate(model, *states, loss_fn, data, [0.0, 1.0]).losses
+        return measure.sensitivity(model, loss_fn, data, [0.0, 0.5]).losses
+
+    expected = losses(torch.autocast("cpu", dtype=torch.bfloat16)(cross_entropy))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = cross_entropy(model, data[0])
+        assert losses(cross_entropy) == expected
+        assert cross_entropy(model, data[0]) == before
+
+
+def test_a_loss_that_goes_backward_itself_adds_to_no_gradient():
+    def penalised(model, batch):
+        with torch.enable_grad():
+            cross_entropy(model, batch).backward()
+        return cross_entropy(model, batch) + model[0].weight.grad.norm()
+
+    model = mlp().eval()
+    cross_entropy(model, batches()[0]).backward()
+    before = everything_about(model)
+    measure.sensitivity(model, penalised, batches(), [0.0, 0.1])
+    assert everything_about(model) == before
+
+
+def test_random_numbers_of_every_kind_start_anew_in_each_evaluation():
+    def noisy(model, batch):
+        return cross_entropy(model, batch) * (random.random() + np.random.rand() + torch.rand(()))
+
+    model = mlp()
+    before = everything_about(model)
+    with model_loss_at(model, noisy, batches()) as at:
+        assert at.loss(at.start) == at.loss(at.start)
+    assert everything_about(model) == before
 
 
 class Augmented(Dataset):

@@ -118,9 +118,10 @@ def _checked(model: nn.Module, argument: str, state: Mapping[str, Any]) -> Mappi
             raise ValueError(
                 f"{argument}[{name!r}] has shape {tuple(value.shape)}, the model's has {tuple(tensor.shape)}"
             )
-    # A state of this very model is made of its own tensors, which are about to be written to.
-    return {name: value.clone() if _same_memory(value, own[name]) else value for name, value in state.items()}
-
-
-def _same_memory(one: Any, other: Any) -> bool:
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.data_ptr() == other.data_ptr()
+    # Tensors of this very model, under whatever names, are about to be written to. Inside perturbed() those of its
+    # state are copies.
+    written = {t.data_ptr() for t in (*model.parameters(), *own.values()) if isinstance(t, Tensor)}
+    return {
+        name: value.clone() if isinstance(value, Tensor) and value.data_ptr() in written else value
+        for name, value in state.items()
+    }

@@ -120,7 +120,6 @@ def filter_directions(at: ModelLossAt, count: int, seed: int) -> list[Tensor]:
     perturbation = make_perturbation(
         at.model, "gaussian", "filter", lambda name, parameter, module: id(parameter) in chosen, seed, shared_noise=True
     )
-    at.write(at.start)
     # A negative step: training never draws these.
     return [at.flat(perturbation.draw(1.0, step=-1, draw=i)) for i in range(count)]
 

@@ -190,7 +190,7 @@ def _summary(base_loss: float, trials: list[Trial], evaluations: int) -> Sharpne
         return 100 * (loss - base_loss) / (1 + base_loss)
 
     counted = [trial for trial in trials if trial.moved]
-    if not counted and all(trial.flat for trial in trials):
+    if not counted and all(trial.flat and trial.finite for trial in trials):
         message = "the loss is flat: from no start is there a way up"
         return Sharpness(0.0, 0.0, (), base_loss, base_loss, "converged", message, evaluations)
     if not counted:

@@ -25,7 +25,7 @@ def check_batches(batches: Any) -> None:
 def weight_of(batch: Any) -> int:
     """The length of the batch's first tensor, 1 if it has none."""
     first = next(tensors_of(batch), None)
-    return len(first) if first is not None and first.ndim else 1
+    return first.size(0) if first is not None and first.ndim else 1  # nested tensors have no len()
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:

@@ -53,7 +53,7 @@ class LossAt(Protocol):
 
 
 class FunctionLossAt:
-    """An explicit function of a float64 vector.
+    """An explicit function of a float64 vector. Vectors of inference mode, which no graph takes, are copied.
 
     Examples:
         >>> bowl = FunctionLossAt(lambda w: 0.5 * (w**2).sum(), torch.zeros(10))
@@ -67,16 +67,16 @@ class FunctionLossAt:
             return float(scalar_loss(self.function(w)).detach())
 
     def loss_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
-        with torch.enable_grad():
-            w = w.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            w = w.detach().clone().requires_grad_()
             loss = scalar_loss(self.function(w))
             (gradient,) = gradients_of(loss, [w])
         return float(loss.detach()), gradient
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
-        with torch.enable_grad():
-            w = w.detach().requires_grad_()
-            (product,) = second_derivatives(scalar_loss(self.function(w)), [w], [v])
+        with torch.inference_mode(False), torch.enable_grad():
+            w = w.detach().clone().requires_grad_()
+            (product,) = second_derivatives(scalar_loss(self.function(w)), [w], [v.clone()])
         return product
 
 

@@ -29,7 +29,7 @@ class RandomState:
 
     @classmethod
     def now(cls, batches: Any = ()) -> RandomState:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         parts = _parts_of(batches)
         generators = {id(g): g for p in parts if isinstance(g := getattr(p, "generator", None), torch.Generator)}
         own = [(generator, generator.get_state()) for generator in generators.values()]
@@ -41,8 +41,7 @@ class RandomState:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
+        torch.cuda.set_rng_state_all(self.cuda)
         for generator, state in self.own:
             generator.set_state(state)
         for part, name, count in self.epochs:
@@ -55,7 +54,7 @@ def _parts_of(batches: Any) -> list[Any]:
     waiting = [batches]
     while waiting:
         part = waiting.pop()
-        if part is not None and id(part) not in found:
+        if id(part) not in found:
             found[id(part)] = part
             waiting += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
     return list(found.values())
