@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip install --disable-pip-version-check -q
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types layers unit docs format soak clean
+.PHONY: help venv demo test lint types layers unit docs results format soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/[$$][$$]/$$/' | expand -t 10
@@ -42,6 +42,9 @@ unit: $(READY)  ## the tests alone (real-data tests run where $$SMOOTHOUT_DATA s
 
 docs: $(READY)  ## the documentation as a site, in site/; the tests run its code blocks
 	$(BIN)/mkdocs build --strict
+
+results: $(READY)  ## README's table, docs/results.md, the pictures and the page of results, from the records in results/
+	$(BIN)/python results/anew.py
 
 soak: $(READY)  ## the long campaigns; the log of the last run is kept under results/soak/
 	mkdir -p results/soak

@@ -248,7 +248,7 @@ def test_the_digest_is_the_table_of_the_results_in_short(tmp_path):
 
 
 def test_the_results_in_the_docs_are_those_of_the_records(tables):
-    assert tables == (ROOT / "docs" / "results.md").read_text(), "run: smoothout reproduce results --markdown"
+    assert tables == (ROOT / "docs" / "results.md").read_text(), "run: make results"
 
 
 def test_what_only_repeats_the_runs_of_another_table_or_preset_is_left_out(tables, in_short):
@@ -266,7 +266,7 @@ def test_what_only_repeats_the_runs_of_another_table_or_preset_is_left_out(table
 def test_the_digest_in_readme_is_that_of_the_records(in_short):
     _, _, begun = (ROOT / "README.md").read_text().partition("<!-- smoothout reproduce results --digest -->")
     in_readme, _, _ = begun.partition("<!-- end of what it prints -->")
-    assert in_short == in_readme.strip(), "run: smoothout reproduce results --digest"
+    assert in_short == in_readme.strip(), "run: make results"
 
 
 def test_the_list_counts_and_estimates(tmp_path):

@@ -77,7 +77,7 @@ def test_pictures_are_of_the_newest_records(picture, records):
     drawing = EXPERIMENTS[name](Setting("paper", preset)).drawings[int(number)]
     now, kept = (grey(content) for content in (to_png(drawn(drawing, records)), picture.read_bytes()))
     assert now.shape == kept.shape
-    assert np.abs(now - kept).mean() < 0.5, f"copy {picture.name} from: smoothout reproduce results --out FOLDER"
+    assert np.abs(now - kept).mean() < 0.5, "run: make results"
 
 
 def grey(png):
