@@ -137,6 +137,10 @@ def test_noise_on_normalisation_pays_at_the_papers_strength_and_not_at_twice_as_
         return [100 * run["as_trained"]["test_accuracy"] for run in found]
 
     found = {(a, too): of(strength=a, perturb_bn=too) for a in (0.15, 0.3) for too in (False, True)}
+    gain = np.mean(last(found[0.15, True])) - np.mean(last(of(method="plain")))
+    assert f"AdaSmoothOut gains {gain:.2f} on held-out images" in page("README.md")
+    apart = abs(np.mean(last(found[0.15, False])) - np.mean(last(found[0.3, False])))
+    assert f"this and twice as much end within {apart:.1f} points of each other" in page("strength.md")
     usual, twice, usual_trained, twice_trained = (
         np.mean(value(found[a, True])) - np.mean(value(found[a, False]))
         for value in (last, as_trained)
