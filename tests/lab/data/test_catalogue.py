@@ -32,9 +32,9 @@ def test_the_places_in_their_order(roots, monkeypatch):
 
 
 def test_the_first_place_that_has_it_wins(roots):
-    for root in roots[::-1]:
-        write_image_folder(root / "imagenette128", per_class=2)
-        assert load("imagenette", roots[0]).source == root / "imagenette128"
+    for per_class, root in enumerate(roots[::-1], start=2):
+        write_image_folder(root / "imagenette128", per_class=per_class)
+        assert len(load("imagenette", roots[0]).train) == 2 * per_class
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -62,9 +62,9 @@ def test_a_link_to_nothing_is_not_passed_over(roots):
 
 def test_an_image_folder_by_path_and_under_a_root(roots, tmp_path):
     write_image_folder(tmp_path / "mine", per_class=2)
-    write_image_folder(roots[1] / "yours", per_class=2)
-    assert load(f"imagefolder:{tmp_path / 'mine'}").classes == 2
-    assert load("imagefolder:yours").source == roots[1] / "yours"
+    write_image_folder(roots[1] / "yours", per_class=3)
+    assert len(load(f"imagefolder:{tmp_path / 'mine'}").train) == 4
+    assert len(load("imagefolder:yours").train) == 6
 
 
 def test_status(roots):

@@ -124,8 +124,6 @@ def _assemble(
         test=_as_split(folder / test_file, test, cifar),
         class_names=class_names,
         image_shape=(3, 32, 32),
-        augment="pad-crop-flip",
-        source=folder,
     )
 
 

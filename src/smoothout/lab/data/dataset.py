@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,10 +70,8 @@ class Dataset:
 
     Args:
         image_shape: C×H×W as the model gets it, so after cropping for image folders.
-        augment: the name of the augmentation customary for training; whoever trains decides.
-        evaluate: the name of the deterministic one for testing.
+        evaluate: the augmentation that images are judged with: a deterministic one.
         test_origin: what the test split is, for the record: "test", or which training images stand in its place.
-        source: the folder it was read from; None for embedded data.
     """
 
     name: str
@@ -82,10 +79,8 @@ class Dataset:
     test: AnySplit
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    augment: str = "none"
     evaluate: str = "none"
     test_origin: str = "test"
-    source: Path | None = None
 
     @property
     def classes(self) -> int:

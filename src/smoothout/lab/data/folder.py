@@ -34,9 +34,7 @@ def read_folder(folder: Path, name: str, workers: int | None = None) -> Dataset:
         test=_in_memory(val, workers) or val,
         class_names=class_names,
         image_shape=(3, 224, 224),
-        augment="resized-crop",
         evaluate="centre-crop",
-        source=folder,
     )
 
 

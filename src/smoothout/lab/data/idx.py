@@ -24,7 +24,6 @@ def read_mnist(folder: Path, train_count: int = 60_000, test_count: int = 10_000
         test=_read_split(folder, "t10k", test_count),
         class_names=tuple(str(digit) for digit in range(10)),
         image_shape=(1, SIDE, SIDE),
-        source=folder,
     )
 
 
