@@ -8,7 +8,8 @@ import pytest
 from in_process import smoothout
 from smoothout.lab import measurements, packs
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import RunError, find_runs, load_run
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import find_runs, load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
 

@@ -15,12 +15,13 @@ import torch
 
 from smoothout.lab import measurements
 from smoothout.lab.config import Config, resolve
+from smoothout.lab.files import write_atomically
 from smoothout.lab.groups import FEWEST_RUNS, group_runs
 from smoothout.lab.report.findings import findings_section
 from smoothout.lab.report.measured import SENSITIVITY
 from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.sections import all_sections, provenance
-from smoothout.lab.runs import load_run, write_atomically
+from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
 

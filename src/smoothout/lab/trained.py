@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from smoothout.lab.config import Config
 from smoothout.lab.data import Batches, Dataset
 from smoothout.lab.data.dataset import Split
+from smoothout.lab.files import RunError
 from smoothout.lab.presets import TABLE_1_MODELS
-from smoothout.lab.runs import Run, RunError, load_run
+from smoothout.lab.runs import Run, load_run
 from smoothout.lab.train import build
 from smoothout.lab.train.processes import choose_device
 

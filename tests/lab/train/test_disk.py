@@ -7,7 +7,8 @@ import torch
 from sameness import assert_same_run
 
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import CHECKPOINT, DAMAGED, PREVIOUS, RunError
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import CHECKPOINT, DAMAGED, PREVIOUS
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.train.stop import Interrupted
 

@@ -11,7 +11,8 @@ from sameness import assert_same_run
 
 from in_process import smoothout
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import CHECKPOINT, PARTIAL, RunError
+from smoothout.lab.files import PARTIAL, RunError
+from smoothout.lab.runs import CHECKPOINT
 from smoothout.lab.train.start import Options, train
 
 # Convolutions, BatchNorm, dropout, Adam, ghosts and a draw for each: everything that has a state.

@@ -13,7 +13,8 @@ from sameness import assert_same_run, without_times
 from smoothout import update_bn
 from smoothout.lab.config import ConfigError, resolve
 from smoothout.lab.data import Batches, load
-from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import load_run
 from smoothout.lab.train import loop
 from smoothout.lab.train.build import build_model, judging_batches, load_dataset, training_batches
 from smoothout.lab.train.evaluate import evaluate, smoothed_loss

@@ -10,7 +10,8 @@ from command_line import run, start
 
 import gloo
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import RunError, load_run
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.train.stop import Interrupted
 

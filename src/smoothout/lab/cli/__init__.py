@@ -14,7 +14,7 @@ import typer
 import smoothout
 from smoothout.lab.cli import data, demo, doctor, measure, report, reproduce, train
 from smoothout.lab.data import DataError
-from smoothout.lab.runs import RunError
+from smoothout.lab.files import RunError
 from smoothout.lab.train.processes import speaks_for_all
 from smoothout.lab.train.stop import Interrupted
 

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from smoothout.lab import measurements
-from smoothout.lab.runs import RunError, find_runs, load_run
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import find_runs, load_run
 from smoothout.lab.trained import Trained, load_trained
 
 HELP = """Measure how flat the minima of finished runs are. Results are printed and kept in the folders of the runs.

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from smoothout.lab import packs
+from smoothout.lab.files import RunError, write_atomically
 from smoothout.lab.groups import group_runs
 from smoothout.lab.report.page import Page
 from smoothout.lab.report.sections import all_sections, provenance, table_sections
-from smoothout.lab.runs import Run, RunError, find_runs, load_run, write_atomically
+from smoothout.lab.runs import Run, find_runs, load_run
 
 HELP = """Write one self-contained page (and the same table as Markdown) from finished runs: no training, no GPU.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from smoothout.lab.config import nearest
 from smoothout.lab.experiments.batchnorm import batchnorm
 from smoothout.lab.experiments.choice import choice
 from smoothout.lab.experiments.claims import claims
@@ -32,6 +31,7 @@ from smoothout.lab.experiments.table4 import table4
 from smoothout.lab.experiments.table5 import table5
 from smoothout.lab.experiments.vocabulary import Experiment, Setting
 from smoothout.lab.experiments.why import why
+from smoothout.lab.nearest import nearest
 
 EXPERIMENTS: dict[str, Callable[[Setting], Experiment]] = {
     function.__name__: function

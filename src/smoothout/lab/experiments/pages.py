@@ -10,13 +10,14 @@ from pathlib import Path
 from smoothout.lab.config import Config
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.vocabulary import Experiment, Setting
+from smoothout.lab.files import write_atomically
 from smoothout.lab.groups import each_training_once
 from smoothout.lab.report import paper
 from smoothout.lab.report.digest import digest
 from smoothout.lab.report.page import Page, Section
 from smoothout.lab.report.paper_figures import drawn, to_png
 from smoothout.lab.report.sections import provenance
-from smoothout.lab.runs import Record, write_atomically
+from smoothout.lab.runs import Record
 
 Wanted = Sequence[tuple[Setting, Experiment]]
 

@@ -17,7 +17,8 @@ from smoothout.lab.experiments.queue import Task, folder_of
 from smoothout.lab.experiments.records import look
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Measuring
-from smoothout.lab.runs import LAST_WEIGHTS, RESULT, RunError
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import LAST_WEIGHTS, RESULT
 from smoothout.lab.train.loop import Diverged
 from smoothout.lab.train.start import Options, attempt, summary, train
 from smoothout.lab.train.stop import TIME_IS_UP, Interrupted

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from smoothout.lab.runs import CHECKPOINT, DAMAGED, PREVIOUS, RunError
+from smoothout.lab.files import RunError
+from smoothout.lab.runs import CHECKPOINT, DAMAGED, PREVIOUS
 
 FORMAT = 1
 

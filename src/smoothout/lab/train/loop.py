@@ -19,19 +19,10 @@ from torch import Tensor
 
 from smoothout.lab.config import Config
 from smoothout.lab.data import Dataset
+from smoothout.lab.files import RunError
 from smoothout.lab.methods import METHODS, Plain
-from smoothout.lab.runs import (
-    BEST_WEIGHTS,
-    LAST_WEIGHTS,
-    RESULT,
-    EpochMetrics,
-    NoFolder,
-    Provenance,
-    Record,
-    RunError,
-    RunFolder,
-    best_of,
-)
+from smoothout.lab.run_folder import NoFolder, RunFolder
+from smoothout.lab.runs import BEST_WEIGHTS, LAST_WEIGHTS, RESULT, EpochMetrics, Provenance, Record, best_of
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.checkpoint import Position
 from smoothout.lab.train.evaluate import evaluated, in_numbers, quick_network, smoothed_loss

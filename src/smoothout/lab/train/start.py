@@ -13,8 +13,10 @@ import torch
 
 from smoothout.lab.config import Config
 from smoothout.lab.data import Dataset
+from smoothout.lab.files import RunError
 from smoothout.lab.presets import TABLE_1_MODELS
-from smoothout.lab.runs import FAILED, RESULT, NoFolder, Provenance, Record, RunError, RunFolder, finished, open_folder
+from smoothout.lab.run_folder import NoFolder, RunFolder, open_folder
+from smoothout.lab.runs import FAILED, RESULT, Provenance, Record, finished
 from smoothout.lab.train import build, checkpoint
 from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
