@@ -29,6 +29,9 @@ class Cell:
         return f"**{self.text}**" if self.tone in ("good", "bad") else self.text
 
 
+NOTHING = Cell("–", "faint")
+
+
 @dataclass(frozen=True)
 class Row:
     cells: tuple[Cell, ...]

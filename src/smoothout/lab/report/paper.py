@@ -24,7 +24,7 @@ from smoothout.lab.groups import (
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report import page
 from smoothout.lab.report.measured import amount
-from smoothout.lab.report.page import Cell, Figure, Section, Table
+from smoothout.lab.report.page import NOTHING, Cell, Figure, Section, Table
 from smoothout.lab.report.paper_figures import drawn, to_svg
 from smoothout.lab.report.sections import percent
 from smoothout.lab.runs import Record
@@ -84,22 +84,19 @@ def sections(
         with_table: else only verdicts.
         with_pictures: of the table; they take most of the time.
     """
-    is_tiny = setting.scale == "tiny"
-    heading = f"{experiment.title} · preset {setting.preset}" if experiment.rows else experiment.title
-    heading += " · tiny scale, on the digits" if is_tiny and experiment.rows else ""
+    heading = experiment.title
+    if experiment.rows:
+        heading += f" · preset {setting.preset}" + (" · tiny scale, on the digits" if setting.scale == "tiny" else "")
     rows = [row for row in experiment.rows if not only_measured or records.seeds_of(row.config)]
     made = []
     figures = drawings(experiment, records) if with_table and with_pictures else ()
     if with_table and (rows or figures):
-        study = [group for row in rows if (group := records.group(row.config))] if experiment.pools_spread else []
-        cells = [_row(row, i, rows, records, setting, study) for i, row in enumerate(rows)]
-        costs = [_costs(records.group(row.config) if experiment.compares_costs else None) for row in rows]
-        both = (page.Row((*row.cells, *cost), row.starts_block) for row, cost in zip(cells, costs))
-        table = Table(HEADER, tuple(both))
-        paragraphs = (*experiment.notes, *_gpu_time(rows, records))
+        groups = [group for row in rows if (group := records.group(row.config)) is not None]
+        costs = gpu_time([record for group in groups for record in group.records])
         if experiment.compares_costs:
-            paragraphs += ("Seconds are epochs × the median epoch: without starting and compiling.",)
-        made.append(Section(heading, paragraphs, _without_empty_columns(table) if rows else None, figures))
+            costs += ("Seconds are epochs × the median epoch: without starting and compiling.",)
+        table = _table(experiment, rows, records, setting, groups) if rows else None
+        made.append(Section(heading, (*experiment.notes, *costs), table, figures))
     verdicts = experiment.judge(records) if experiment.judge is not None and (rows or not only_measured) else ()
     told = [each for each in verdicts if not only_measured or each.verdict != NOT_MEASURED]
     if told:
@@ -113,51 +110,59 @@ def drawings(experiment: Experiment, records: Records) -> tuple[Figure, ...]:
     return tuple(Figure(to_svg(draw), drawing.caption) for drawing, draw in found if draw is not None)
 
 
-def _row(row: Row, i: int, rows: Sequence[Row], records: Records, setting: Setting, study: Sequence[Group]) -> page.Row:
-    group = records.group(row.config)
-    starts = i > 0 and _block(row) != _block(rows[i - 1])
-    shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
-    small = f"here {row.config.model} on the digits, batch {row.config.batch_size}" if setting.scale == "tiny" else ""
-    notes = ", ".join(note for note in (row.note or shared, small) if note)
-    name = Cell(row.label + (f" ({notes})" if notes else ""))
-    paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
+def _table(
+    experiment: Experiment, rows: Sequence[Row], records: Records, setting: Setting, groups: Sequence[Group]
+) -> Table:
+    study = groups if experiment.pools_spread else ()
+    made = []
+    for i, row in enumerate(rows):
+        cells = _cells(row, rows[:i], records, setting, study)
+        costs = _costs(records.group(row.config) if experiment.compares_costs else None)
+        made.append(page.Row((*cells, *costs), starts_block=i > 0 and _block(row) != _block(rows[i - 1])))
+    return _without_empty_columns(Table(HEADER, tuple(made)))
+
+
+def _cells(
+    row: Row, above: Sequence[Row], records: Records, setting: Setting, study: Sequence[Group]
+) -> tuple[Cell, ...]:
+    """Under HEADER, but for the costs."""
     # The nearest above: at tiny scale several rows have the same configuration.
-    versus = next((other for other in reversed(rows[:i]) if other.config == row.versus), None)
+    versus = next((other for other in reversed(above) if other.config == row.versus), None)
     paper_effect = None if versus is None else _minus(row.accuracy, versus.accuracy)
-    last = (_points(paper_effect), Cell("–", "faint"), Cell("–", "faint"), _paper_sharpness(row))
-    failures = [found for found in records.seeds_of(row.config) if found.failure]
+    name, papers_effect = _name(row, setting), _points(paper_effect)
+    paper = Cell("–" if row.accuracy is None else f"{row.accuracy:.2f} %")
+    papers_sharpness = NOTHING if row.sharpness is None else Cell(f"{row.sharpness:.4f}")
+    group, lost = records.group(row.config), records.diverged(row.config)
     if group is None:
-        state = Cell(f"diverged ({len(failures)} runs)" if failures else "–", "bad" if failures else "faint")
-        empty = Cell("–", "faint")
-        return page.Row(
-            (name, Cell("0"), state, empty, paper, empty, empty, *last[:2], empty, empty, *last[2:]), starts
-        )
+        state = Cell(f"diverged ({lost} runs)", "bad") if lost else NOTHING
+        before, after = (name, Cell("0"), state, NOTHING, paper, NOTHING, NOTHING), (NOTHING,) * 4
+        return (*before, papers_effect, *after, papers_sharpness)
     base = None if row.versus is None else records.group(row.versus)
     is_whole = row.versus is None or not records.diverged(row.versus)
     effect = _difference(base, group, reported, is_whole, study)
     loss = _difference(base, group, _last_loss, is_whole)
-    cells = (
+    return (
         name,
-        Cell(f"{len(group.records)}, {len(failures)} more diverged" if failures else str(len(group.records))),
+        Cell(f"{len(group.records)}, {lost} more diverged" if lost else str(len(group.records))),
         Cell(percent(group.sample(lambda r: r.last.test_accuracy))),
         Cell(percent(group.sample(lambda r: r.best.test_accuracy))),
         paper,
         _points(None if setting.scale == "tiny" else _minus(100 * group.sample(reported).mean, row.accuracy)),
-        _effect(effect, base, group, reported, POINTS, bool(failures)),
-        last[0],
-        _sign(effect, paper_effect, bool(failures), is_whole),
+        _effect(effect, base, group, reported, POINTS, bool(lost)),
+        papers_effect,
+        _sign(effect, paper_effect, bool(lost), is_whole),
         _loss(group),
-        _effect(loss, base, group, _last_loss, LOSS, bool(failures) or _is_worse(effect)),
+        _effect(loss, base, group, _last_loss, LOSS, bool(lost) or _is_worse(effect)),
         _sharpness(records.seeds_of(row.config), sharpness(setting, row.config.model)),
-        last[3],
+        papers_sharpness,
     )
-    return page.Row(cells, starts)
 
 
-def _gpu_time(rows: Sequence[Row], records: Records) -> tuple[str, ...]:
-    """In a sentence, what training these rows took."""
-    groups = [records.group(row.config) for row in rows]
-    return gpu_time([record for group in groups if group is not None for record in group.records])
+def _name(row: Row, setting: Setting) -> Cell:
+    shared = "" if row.config.preset == setting.preset else f"the run of preset {row.config.preset}"
+    small = f"here {row.config.model} on the digits, batch {row.config.batch_size}" if setting.scale == "tiny" else ""
+    notes = ", ".join(note for note in (row.note or shared, small) if note)
+    return Cell(row.label + (f" ({notes})" if notes else ""))
 
 
 def gpu_time(trained: Sequence[Record]) -> tuple[str, ...]:
@@ -172,10 +177,10 @@ def gpu_time(trained: Sequence[Record]) -> tuple[str, ...]:
 
 def _costs(group: Group | None) -> tuple[Cell, Cell]:
     if group is None:
-        return Cell("–", "faint"), Cell("–", "faint")
+        return NOTHING, NOTHING
     evaluations = group.sample(lambda r: r.last.evaluations)
     if not all(map(has_its_own_seconds, group.records)):
-        return Cell(f"{evaluations.mean:,.0f}"), Cell("–", "faint")
+        return Cell(f"{evaluations.mean:,.0f}"), NOTHING
     seconds = Sample(tuple(map(training_seconds, group.runs)))
     spread = "" if seconds.sd is None else f" ± {seconds.sd:.2f}"
     return Cell(f"{evaluations.mean:,.0f}"), Cell(f"{seconds.mean:.2f}{spread}")
@@ -197,7 +202,7 @@ def _minus(a: float | None, b: float | None) -> float | None:
 
 
 def _points(value: float | None) -> Cell:
-    return Cell("–", "faint") if value is None else Cell(f"{value:+.2f}")
+    return NOTHING if value is None else Cell(f"{value:+.2f}")
 
 
 def _last_loss(record: Record) -> float:
@@ -239,7 +244,7 @@ def _effect(
     """How a figure differs from the baseline's; what looks better is not claimed where `no_gain`."""
     if effect is None:
         alike = [] if base is None else pairs(base, group, value)
-        return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)" if alike else "–", "faint")
+        return Cell(f"{unit.told(Sample(tuple(alike)).mean)} (too few runs)", "faint") if alike else NOTHING
     text = f"{unit.told(effect.mean)} [{unit.told(effect.low)}, {unit.told(effect.high)}]"
     is_better = unit.better * effect.mean > 0
     if not effect.is_shown or (no_gain and is_better):
@@ -261,15 +266,11 @@ def _sharpness(found: Sequence[Found], wanted: Measuring) -> Cell:
     results = [each.answer(wanted) for each in found]
     results = [result for result in results if result is not None]
     if not results:
-        return Cell("–", "faint")
+        return NOTHING
     converged = sum(result.status == "converged" for result in results)
     sample = Sample(tuple(result.value for result in results))
     spread = "" if sample.sd is None else f" ± {amount(sample.sd, 3)}"
     return Cell(f"{amount(sample.mean, 3)}{spread} ({converged} of {len(results)})")
-
-
-def _paper_sharpness(row: Row) -> Cell:
-    return Cell("–", "faint") if row.sharpness is None else Cell(f"{row.sharpness:.4f}")
 
 
 def _verdicts(verdicts: Sequence[Verdict], heading: str) -> Section:

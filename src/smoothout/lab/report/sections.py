@@ -19,7 +19,7 @@ from smoothout.lab.groups import (
 from smoothout.lab.report import figures, measured
 from smoothout.lab.report.measured import SENSITIVITY, loss_rises, number, of_group
 from smoothout.lab.report.names import in_words, judged_on, name_of
-from smoothout.lab.report.page import Cell, Figure, Row, Section, Table
+from smoothout.lab.report.page import NOTHING, Cell, Figure, Row, Section, Table
 from smoothout.lab.runs import EpochMetrics, Record
 
 MOST_CURVES = 12  # in a picture
@@ -134,7 +134,7 @@ def is_claimed(d: Difference | None, group: Group, more_is_better: bool = False)
 def _difference(d: Difference | None, group: Group, points: bool = False) -> Cell:
     """Of a loss, of which less is better; of an accuracy in points."""
     if d is None:
-        return Cell("–", "faint")
+        return NOTHING
     if points:
         text = f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
     else:
