@@ -119,7 +119,9 @@ class Config:
     @property
     def draws_number(self) -> int | None:
         """Draws a step where it is a number ("one" is 1); None where every ghost batch has its own."""
-        return {"one": 1, "ghost": None}[self.draws] if not self.draws.isdecimal() else int(self.draws)
+        if self.draws == "ghost":
+            return None
+        return 1 if self.draws == "one" else int(self.draws)
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, as JSON takes it."""

@@ -120,7 +120,12 @@ class Smoothed(Plain):
         return self.smooth.current_strength
 
     def step(self, batch: Batch) -> StepResult:
-        seen = self._one_draw(batch) if self.draws == 1 else self._several_draws(batch)
+        if self.draws is None:
+            seen = self._draws_for_ghosts(batch)
+        elif self.draws == 1:
+            seen = self._one_draw(batch)
+        else:
+            seen = self._several_draws(batch, self.draws)
         self.update.update()
         return StepResult(*seen, evaluations=self.draws or 1)
 
@@ -128,18 +133,18 @@ class Smoothed(Plain):
         with self.smooth.perturbed():
             return add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
 
-    def _several_draws(self, batch: Batch) -> Seen:
-        backward, ghosts = self.update.backward, self.update.ghosts
-        if self.draws is None:
-            parts = list(ghosts(batch))
-            noisy, together = self.noisy_ghosts(len(parts)), self.ghosts_per_draw
-            sharing = [parts[first : min(first + together, noisy)] for first in range(0, noisy, together)]
-            with self.smooth.samples(len(sharing), self.antithetic and len(sharing) % 2 == 0) as draws:
-                seen = [backward(ghost) for group, _ in zip(sharing, draws) for ghost in group]
-            return add_up([*seen, *(backward(ghost) for ghost in parts[noisy:])])
-        with self.smooth.samples(self.draws, self.antithetic) as draws:
-            seen = add_up(backward(ghost, 1 / self.draws) for _ in draws for ghost in ghosts(batch))
-        return Seen(seen.loss, seen.correct / self.draws)
+    def _several_draws(self, batch: Batch, n: int) -> Seen:
+        with self.smooth.samples(n, self.antithetic) as draws:
+            seen = add_up(self.update.backward(ghost, 1 / n) for _ in draws for ghost in self.update.ghosts(batch))
+        return Seen(seen.loss, seen.correct / n)
+
+    def _draws_for_ghosts(self, batch: Batch) -> Seen:
+        backward, ghosts = self.update.backward, list(self.update.ghosts(batch))
+        noisy, together = self.noisy_ghosts(len(ghosts)), self.ghosts_per_draw
+        sharing = [ghosts[first : min(first + together, noisy)] for first in range(0, noisy, together)]
+        with self.smooth.samples(len(sharing), self.antithetic and len(sharing) % 2 == 0) as draws:
+            seen = [backward(ghost) for group, _ in zip(sharing, draws) for ghost in group]
+        return add_up([*seen, *map(backward, ghosts[noisy:])])
 
     def state_dict(self) -> dict[str, Any]:
         return self.smooth.state_dict()
@@ -239,16 +244,22 @@ def scale_of(config: Config) -> Scale:
 
 def _smoothed(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
     smooth = smoothing(config, update.model, steps, steps_per_epoch)
-    shares = config.clean_share, config.ghosts_per_draw
-    return Smoothed(update, smooth, config.draws_number, config.antithetic, *shares)
+    draws = config.draws_number, config.antithetic, config.clean_share, config.ghosts_per_draw
+    return Smoothed(update, smooth, *draws)
 
 
 def _fixed_copies(config: Config, update: GhostStep, steps: int, steps_per_epoch: int) -> Method:
     if config.draws_number is None:
         raise ValueError(f"method='ensemble' with draws={config.draws!r}: give the number of copies")
-    how: dict[str, Any] = {"noise": noise_of(config), "scale": scale_of(config), "seed": config.seed}
-    how["select"] = selection_of(config)
-    ensemble = SmoothOutEnsemble(update.model, config.draws_number, config.strength, **how)
+    ensemble = SmoothOutEnsemble(
+        update.model,
+        config.draws_number,
+        config.strength,
+        noise=noise_of(config),
+        scale=scale_of(config),
+        select=selection_of(config),
+        seed=config.seed,
+    )
     return FixedCopies(update, ensemble)
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -36,6 +36,16 @@ def ghost_conv_and_around(x: Tensor, weight: Tensor, stride: int = 1, padding: i
         return _GhostConv.apply(x.contiguous(memory_format=torch.channels_last), weight, stride, padding)
     parts = zip(x.chunk(len(weight)), weight.unbind())
     return torch.cat([F.conv2d(part, own, stride=stride, padding=padding) for part, own in parts]), x
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether it is torch's convolution with a square kernel, stride and padding, without groups, dilation or bias."""
+    if type(module) is not nn.Conv2d:
+        return False
+    # A padding may be a word, such as "same": none whose letters are all alike.
+    square = all(len(set(pair)) == 1 for pair in (module.kernel_size, module.stride, module.padding))
+    dense = module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
+    return square and dense and module.bias is None
 
 
 def why_no_kernels(weight: Tensor) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from smoothout.lab.models.ghost_conv import LARGEST_KERNEL, MOST_CHANNELS, ghost_conv, kernels
+from smoothout.lab.models.ghost_conv import LARGEST_KERNEL, MOST_CHANNELS, ghost_conv, is_plain, kernels
 from smoothout.lab.models.norm_relu import has_hooks
 from smoothout.lab.models.working_kernels import on_a_device_for_kernels
 
@@ -39,13 +39,8 @@ def _can(conv: nn.Conv2d, x: Tensor) -> bool:
         return False
     if not torch.is_autocast_enabled(x.device.type) or torch.is_inference_mode_enabled() or has_hooks(conv):
         return False
-    square = all(len(set(pair)) == 1 for pair in (conv.kernel_size, conv.stride, conv.padding))
-    plain = conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros" and conv.bias is None
     return (
-        type(conv) is nn.Conv2d
-        and square
-        and plain
-        and not isinstance(conv.padding, str)
+        is_plain(conv)
         and conv.kernel_size[0] <= LARGEST_KERNEL
         and conv.out_channels <= MOST_CHANNELS
         and x.dim() == 4

@@ -33,7 +33,7 @@ from smoothout.lab.train.progress import Progress
 from smoothout.lab.train.regime import learning_rate
 from smoothout.lab.train.statistics import has_statistics, measure_statistics
 from smoothout.lab.train.stop import Interrupted, StopRequest
-from smoothout.lab.train.trackers import NoTracker, Tracker
+from smoothout.lab.train.trackers import Tracker
 from smoothout.lab.train.whole_step import OneByOne, Steps, Sums, WholeStep, why_not
 
 CHECK_EVERY = 200
@@ -52,7 +52,7 @@ class Surroundings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stop: StopRequest = field(default_factory=StopRequest)
     progress: Progress = field(default_factory=Progress)
-    tracker: Tracker = field(default_factory=NoTracker)
+    tracker: Tracker = field(default_factory=Tracker)
     checkpoint_every: int = 1
     workers: int | None = None
     cuda_graphs: bool = True

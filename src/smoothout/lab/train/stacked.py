@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, kernels, why_no_kernels
+from smoothout.lab.models.ghost_conv import ghost_conv, ghost_conv_and_around, is_plain, kernels, why_no_kernels
 from smoothout.lab.models.norm_relu import has_hooks
 from smoothout.lab.models.pooling import MaxPool
 from smoothout.lab.models.resnet import BasicBlock, ResNet, Stem, Walk
@@ -50,20 +50,15 @@ def why_no_stack(model: nn.Module) -> str:
     for module in model.modules():
         if has_hooks(module):
             return "a layer has hooks"
-        is_known = type(module) in containers or _is_plain(module)
-        if not is_known:
+        if type(module) not in containers and not _is_known(module):
             return f"it has a layer {module}"
     return _why_not_on_cuda(model)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    if type(module) is nn.Conv2d:
-        square = all(len(set(pair)) == 1 for pair in (module.kernel_size, module.stride, module.padding))
-        simple = module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
-        return module.bias is None and not isinstance(module.padding, str) and square and simple
+def _is_known(module: nn.Module) -> bool:
     if type(module) is nn.BatchNorm2d:
         return module.affine and module.track_running_stats
-    return type(module) is nn.Linear and module.bias is not None
+    return is_plain(module) or (type(module) is nn.Linear and module.bias is not None)
 
 
 def _why_not_on_cuda(model: nn.Module) -> str:

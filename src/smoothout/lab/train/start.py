@@ -22,7 +22,7 @@ from smoothout.lab.train.loop import Diverged, Surroundings, Trainer
 from smoothout.lab.train.processes import Processes, choose_device, join
 from smoothout.lab.train.progress import Progress, judged_on, progress_for
 from smoothout.lab.train.stop import Interrupted, StopRequest
-from smoothout.lab.train.trackers import NoTracker, TensorBoard, Tracker
+from smoothout.lab.train.trackers import TensorBoard, Tracker
 from smoothout.lab.train.turns import Clock, Run, alone, in_turns
 
 SMALL_NETWORKS_TOGETHER = 5
@@ -115,11 +115,9 @@ def attempt(
             while len(results) < len(configs) and not any(map(_ends_all, results)):
                 waiting = configs[len(results) :]
                 group = waiting[: _together(waiting, options, device, processes)]
-                shared = {"options": options, "device": device, "processes": processes, "stop": stop, "data": data}
-                make = partial(_one_run, introduce=introduce, **shared)
                 together = sum(not (folder_of(each) / RESULT).exists() for each in group) if len(group) > 1 else 1
-                clock = Clock()
-                runs = [partial(make, each, folder_of(each), together=together, clock=clock) for each in group]
+                shared = options, device, processes, stop, data, together, Clock(), introduce
+                runs = [partial(_one_run, each, folder_of(each), *shared) for each in group]
                 results += in_turns(runs, device, (RunError, Interrupted)) if len(runs) > 1 else [_alone(runs[0])]
             return results
     finally:
@@ -186,7 +184,7 @@ def _one_run(
         dataset = data.of(config)
         found = _by_first(processes, lambda: checkpoint.read_newest(out, config.hash, processes.world_size))
         first_epoch = found.state["position"]["epoch"] + 1 if found else 1
-        tracker: Tracker = NoTracker()
+        tracker = Tracker()
         if options.tensorboard and processes.rank == 0:
             tracker = TensorBoard(out / "tensorboard", first_epoch)
             stack.callback(tracker.close)

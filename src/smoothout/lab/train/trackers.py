@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smoothout.extras import install
 
@@ -13,21 +13,14 @@ if TYPE_CHECKING:
     from smoothout.lab.runs import EpochMetrics
 
 
-class Tracker(Protocol):
-    """Told of every epoch."""
+class Tracker:
+    """Told of every epoch; keeps what it likes, here nothing."""
 
     def log(self, metrics: EpochMetrics) -> None: ...
     def close(self) -> None: ...
 
 
-class NoTracker:
-    """Keeps nothing."""
-
-    def log(self, metrics: EpochMetrics) -> None: ...
-    def close(self) -> None: ...
-
-
-class TensorBoard:
+class TensorBoard(Tracker):
     """One event file a start; an epoch that is trained again after an interruption replaces the earlier point."""
 
     def __init__(self, folder: Path, first_epoch: int = 1) -> None:
