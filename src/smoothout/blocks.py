@@ -7,6 +7,7 @@ numbers of the unsharded tensor.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Piece:
 
     def noise_in(self, raw: Tensor) -> Tensor:
         """The noise of the weights: a view of the block's, which is flat."""
-        return raw[self.offset : self.offset + numel(self.shape)].view(self.shape)[self.window]
+        return raw[self.offset : self.offset + math.prod(self.shape)].view(self.shape)[self.window]
 
     def rows_of(self, local: Tensor) -> Tensor:
         """What stands beside the weights in a tensor with the local one's shape."""
@@ -99,7 +100,7 @@ def cut_into_blocks(
             piece = _piece(i, first, shape, offset, parameters[i], shards[i], layouts[i])
             if piece is not None:
                 by_replica[replicas[i]].append(piece)
-            offset += numel(shape)
+            offset += math.prod(shape)
         for replica, pieces in by_replica.items():
             blocks.append(Block(index, offset, replica, pieces[0].weights.device, pieces))
     return blocks
@@ -173,8 +174,3 @@ def filter_factors(pieces: list[Piece], θ: list[Tensor], strength: float, epsil
     torch._foreach_clamp_min_(norms_θ, filters.SMALLEST_NORM)
     torch._foreach_div_(norms_w, norms_θ)
     return norms_w
-
-
-def numel(shape: tuple[int, ...]) -> int:
-    """How many elements a tensor of this shape has."""
-    return torch.Size(shape).numel()

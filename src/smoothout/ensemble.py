@@ -86,7 +86,7 @@ class SmoothOutEnsemble:
         trainable: dict[str, Tensor] = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         if not torch.is_grad_enabled() or not trainable:
             with torch.no_grad():
-                losses = torch.stack([objective.at(trainable, θ, batch) for θ in self._copies()])
+                losses = torch.stack([objective.at(trainable, θ, batch) for θ in map(self._noise, range(self.copies))])
                 return losses.mean(dtype=precision(losses))
         total, gradients = self._loss_and_gradients(objective, trainable, batch)
         return _MeanLoss.apply(total, gradients, *trainable.values())
@@ -97,9 +97,8 @@ class SmoothOutEnsemble:
         """Sums of many small numbers: in fp32 at least, rounded once at the end."""
         total: Tensor | float = 0.0
         gradients = [torch.zeros_like(p, dtype=precision(p)) for p in trainable.values()]
-        copies = self._copies()
         for first in range(0, self.copies, self.chunk):
-            chunk = [next(copies) for _ in range(min(self.chunk, self.copies - first))]
+            chunk = [self._noise(i) for i in range(first, min(first + self.chunk, self.copies))]
             for loss, grads in self._chunk(objective, trainable, chunk, batch):
                 total = total + loss / self.copies
                 torch._foreach_add_(gradients, [g.to(s.dtype) for g, s in zip(grads, gradients)], alpha=1 / self.copies)
@@ -154,13 +153,9 @@ class SmoothOutEnsemble:
             return None
         return losses.sum(dtype=precision(losses)), [g.sum(0, dtype=precision(g)) for g in grads.values()]
 
-    def _copies(self) -> Iterator[dict[str, Tensor]]:
-        """The N perturbations at the current w, one after another."""
-        for i in range(self.copies):
-            yield self._copy(i)
-
     @untraced
-    def _copy(self, i: int) -> dict[str, Tensor]:
+    def _noise(self, i: int) -> dict[str, Tensor]:
+        """The θ of one copy at the current w, by the parameters' names."""
         names = [f"model.{s.name}" for s in self._perturbation.selected]
         return dict(zip(names, self._perturbation.draw(self.strength, step=0, draw=i)))
 

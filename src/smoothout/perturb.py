@@ -70,7 +70,7 @@ class Perturbation:
         self._stepped: set[int] = set()  # parameters that an optimizer stepped on while noise was applied
         self._edges: list[Edge] = []
         self.sharded_modules = sharding.sharded_modules(model)
-        self._refresh()
+        self.find_weights()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles find their tensors again: a pickle would store each of them anew, next to the model's."""
@@ -82,7 +82,7 @@ class Perturbation:
     def generator_kind(self) -> str:
         """The kind of generator that drew last: raw θ is reproducible within a kind, and differs between kinds."""
         if not self._parameters:  # a copy, which has not drawn
-            self._refresh()
+            self.find_weights()
         return self._weights[0].device.type if self._fused is None else "fused"
 
     # ---- apply and restore -------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Perturbation:
     def apply(self, strength: float, step: int, draw: int = 0, sign: float = 1.0) -> None:
         """w ← w + sign·θ, with θ a function of (seed, step, draw) and the clean weights. Strength 0 writes nothing."""
         with _outside_inference_mode():
-            self._refresh()
+            self.find_weights()
             self._refuse_nesting()
             if strength == 0.0:
                 torch._foreach_copy_(self._backups, self._weights)
@@ -140,14 +140,10 @@ class Perturbation:
                 "its backward first, or remove() the handle that an earlier attach() gave"
             )
 
-    def find_weights(self) -> None:
-        """Look where the weights are now, if they moved since the last draw."""
-        self._refresh()
-
     @property
     def local_weights(self) -> list[Tensor]:
         """This rank's part of every perturbed parameter, in the order of `selected`."""
-        self._refresh()
+        self.find_weights()
         return self._weights
 
     @untraced
@@ -270,7 +266,7 @@ class Perturbation:
                 "θ follows the clean weights, and noise is applied to them now: leave the context first, or restore() "
                 "the handle of attach()"
             )
-        self._refresh()
+        self.find_weights()
         if self._fused is not None:
             self._fused.at(self.seed, step, strength)
             return self._fused.noise(draw)
@@ -281,7 +277,7 @@ class Perturbation:
 
     def set_position(self, strength: float, step: int) -> None:
         """Strength and step of the `draw_into` that follow. On CUDA an asynchronous copy, on the current stream."""
-        self._refresh()
+        self.find_weights()
         self._position = (strength, step)
         if self._fused is not None:
             self._fused.set_position(self.seed, step, strength)
@@ -313,7 +309,7 @@ class Perturbation:
 
     # ---- where everything is -----------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
+    def find_weights(self) -> None:
         """Find the parameters again: a model that moved, changed its dtype or was sharded since has new tensors."""
         sharding.reshard(self.sharded_modules)
         if not are_there(self._edges):  # wrapped, or replaced, which raises
@@ -344,7 +340,9 @@ class Perturbation:
         self._addresses = _addresses(self._parameters)
         shards = [sharding.local_part(p) for p in self._parameters]
         self._weights = [shard.local for shard in shards]
-        self._backups = [_empty_with_same_strides(w) for w in self._weights]
+        self._backups = [
+            torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=w.device) for w in self._weights
+        ]
         self._versions = [p._version for p in self._parameters]
         self._edges = edges_to(self.model, self.selected)
         self._witness = Witness(self._weights)
@@ -404,10 +402,6 @@ _applied: weakref.WeakSet[Perturbation] = weakref.WeakSet()  # those whose noise
 def _outside_inference_mode() -> AbstractContextManager[Any]:
     """Buffers made in inference mode could not be written outside it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-
-
-def _empty_with_same_strides(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _in_functional_call() -> bool:

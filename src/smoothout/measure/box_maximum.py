@@ -23,6 +23,7 @@ Outcome = tuple[Status, str]
 SUFFICIENT_RISE = 1e-4  # a step must gain this fraction of what the gradient promises
 NEGLIGIBLE_RISE = 1e-4  # relative to the rise so far: less ends a climb
 OPTIMAL_GAP = 1e-3  # relative to the rise so far: the most that the gradient may still promise at a maximum
+LINE_LIMIT = 10  # lengths tried along one gradient
 POLISH_LIMIT = 100  # vertex steps; a handful is usual
 FLIP_LIMIT = 32  # dimensions up to which single coordinates are flipped, too
 
@@ -176,11 +177,11 @@ def _ascent(path: _Climb, max_iterations: int) -> Outcome:
     return "iteration limit", f"ascent: stopped after {max_iterations} iterations"
 
 
-def _line_search(path: _Climb, start: Point, length: float, trials: int = 10) -> float:
+def _line_search(path: _Climb, start: Point, length: float) -> float:
     """The first of length, length/4, … whose projected step rises enough; 0 if none does."""
     z, loss, gradient = start
     uphill = gradient / gradient.abs().mean()
-    for _ in range(trials):
+    for _ in range(LINE_LIMIT):
         candidate = (z + length * uphill).clamp_(-1, 1)
         if path.evaluate(candidate).loss >= loss + SUFFICIENT_RISE * float(gradient @ (candidate - z)):
             return length

@@ -114,11 +114,16 @@ class ModelLossAt:
         parts = [t.detach().reshape(-1).to(device, torch.float64) for t in tensors]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
+    def _parts(self, w: Tensor) -> list[Tensor]:
+        """The way back: one tensor for each parameter, with its shape."""
+        parts = w.split([p.numel() for p in self._parameters])
+        return [values.view(p.shape) for p, values in zip(self._parameters, parts)]
+
     @torch.no_grad()
     def write(self, w: Tensor) -> None:
         """Put a vector into the parameters."""
-        for parameter, values in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
-            parameter.copy_(values.view(parameter.shape))
+        for parameter, values in zip(self._parameters, self._parts(w)):
+            parameter.copy_(values)
         self._put_buffers_back()
         forget_computed_weights()
 
@@ -172,10 +177,7 @@ class ModelLossAt:
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         self.write(w)
-        direction = [
-            values.view(p.shape).to(p.device, p.dtype)
-            for p, values in zip(self._parameters, v.split([p.numel() for p in self._parameters]))
-        ]
+        direction = [values.to(p.device, p.dtype) for p, values in zip(self._parameters, self._parts(v))]
         product, reached = _Mean(), set[int]()
         with torch.enable_grad(), recurrent_derivatives(self.model), second_order():
             for batch in self.each_batch():
