@@ -84,8 +84,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     first: dict[tuple[str, int], Run] = {}
     lost: dict[str, Config] = {}
     for run in runs:
+        if run.failure and run.record is None:
+            lost[run.config.hash] = replace(run.config, seed=0)
         if run.record is None:
-            lost |= {run.config.hash: replace(run.config, seed=0)} if run.failure else {}
             continue
         key = run.config.hash, run.record.provenance.processes
         if key not in first or started(run) < started(first[key]):
@@ -167,9 +168,9 @@ def pooled(samples: Iterable[Sample]) -> Spread | None:
 
 
 def contrast(plus: Sequence[Sample], minus: Sequence[Sample], spread: Spread | None = None) -> Difference | None:
-    """The sum of some means less that of others, by Student's t: with a spread that is given, or after Welch.
+    """The sum of some means minus that of others, with its interval by Student's t.
 
-    None if one of them is a single value.
+    The error is by the spread, where one is given, else after Welch. None if a sample is a single value.
     """
     samples = (*plus, *minus)
     if min(sample.n for sample in samples) < 2:
@@ -217,10 +218,10 @@ def compare(a: Group, b: Group, value: Callable[[Record], float]) -> Difference 
 def compare_in_study(
     plus: Sequence[Group], minus: Sequence[Group], value: Callable[[Record], float], study: Iterable[Group]
 ) -> Difference | None:
-    """Sums of means, as `contrast`: the interval is by the spread of all groups of the study that train as long.
+    """As `contrast`, with the spread that all groups of a study have in common which train as long as these.
 
-    With two or three runs a group its own spread says little. But spreads are not all alike, so that a difference is
-    claimed only if the groups' own say so too.
+    The spread of two or three runs says little. But spreads are not all alike: a difference is claimed only if the
+    interval by the groups' own spreads excludes zero, too.
     """
     lengths = {group.config.epochs_in_words for group in (*plus, *minus)}
     spread = pooled(each.sample(value) for each in study if each.config.epochs_in_words in lengths)

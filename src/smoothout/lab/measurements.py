@@ -52,7 +52,7 @@ class Measurement:
 
 
 def settings_of(kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """All that changes the result of a measurement of this kind, by default what is not told."""
+    """Every setting that changes the result of this kind of measurement; what is not told has its default."""
     parameters = signature(_FUNCTIONS[kind]).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NO_SETTINGS}
     defaults |= {"strengths": None, "alphas": None, "weights": "last", "images": None}
@@ -155,7 +155,7 @@ def take_interpolation(
 def _surroundings(trained: Trained, started: float) -> dict[str, Any]:
     device = next(trained.model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    # Of torch's own default: convolutions of fp32 numbers round their factors to 10 bits, matrix products do not.
+    # torch's default: fp32 convolutions round their factors to 10 bits (TF32), matrix products do not.
     rounds = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return {
         "weights": trained.which,

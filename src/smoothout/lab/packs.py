@@ -63,7 +63,7 @@ def pack(runs: Iterable[Path], root: Path) -> str:
 
 
 def _without_places(line: str, run: str) -> str:
-    """Packed, with the name of the run where a command named its folder, and other options' values by their names."""
+    """A packed line without places of this machine: `--out` names the run, any other option itself, in capitals."""
 
     def named(place: re.Match[str]) -> str:
         option = place[1] or place[2]

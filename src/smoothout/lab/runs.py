@@ -84,8 +84,8 @@ class Provenance:
     """Where and how a run, or its last part, was made.
 
     Args:
-        together: runs that shared the device, in turns; None in records of before it was noted, whose seconds others on
-            the device may have lengthened.
+        together: how many runs shared the device, in turns; None in records made before this was noted, whose seconds
+            other runs may have lengthened.
     """
 
     started: str

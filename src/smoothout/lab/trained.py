@@ -22,7 +22,7 @@ from smoothout.lab.train.processes import choose_device
 
 Batch = tuple[Tensor, Tensor]
 SPLITS = ("train", "test")
-# On CUDA, where a thousand images are over before the next are launched.
+# On CUDA, where a thousand images are done before the next are launched.
 LARGER_BATCHES = dict.fromkeys(TABLE_1_MODELS, 5000) | {"resnet44": 2500}
 
 

@@ -19,7 +19,7 @@ BULLET = "  - "
 
 
 class Introduction:
-    """Of the first run that begins all that matters; of those that follow it, which differ by it, the seed.
+    """All that matters of the first run that begins; of those after it the seed, in which alone they differ.
 
     Args:
         asked: the settings that were given as flags.

@@ -201,8 +201,8 @@ def _averaging_at_large_batch(setting: Setting, records: Records) -> Verdict:
     if base is None or group is None:
         return Verdict(claim, NOT_MEASURED, "")
     gain = compare(base, group, reported)
-    shown = gain is not None and gain.is_shown
-    verdict = "no gain measured" if not shown or gain.mean <= 0 else "gains over the baseline"  # type: ignore[union-attr]
+    gains = gain is not None and gain.is_shown and gain.mean > 0
+    verdict = "gains over the baseline" if gains else "no gain measured"
     return Verdict(claim, verdict, f"against the baseline: {_points(gain)}")
 
 
@@ -218,6 +218,4 @@ JUDGES: tuple[Judge, ...] = (
 
 
 def _points(found: Difference | None) -> str:
-    if found is None:
-        return "– (n < 2)"
-    return found.in_points()
+    return "– (n < 2)" if found is None else found.in_points()

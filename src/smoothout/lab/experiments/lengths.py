@@ -27,7 +27,7 @@ from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, 
 from smoothout.lab.groups import Sample, difference
 from smoothout.lab.runs import Run
 
-SHORT = (100,)
+SHORT = 100
 WINDOW = 10  # epochs, whose mean accuracy is a run's: that of one is partly luck under noise
 FEWEST = 5  # pairs, to speak of an order
 SURE = 0.05
@@ -35,12 +35,10 @@ SURE = 0.05
 
 def lengths(setting: Setting) -> Experiment:
     setting = replace(setting, preset="ours")  # whichever is asked for: no other chooses
-    rows: list[Row] = []
-    for epochs in SHORT:
-        baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=epochs, **UNCUT.settings)
-        rows.append(Row(label(RESNET44, RESNET44.large, "plain", f", {epochs} epochs"), baseline))
-        for row in _candidates(setting, epochs):
-            rows.append(Row(f"{row.label}, {epochs} epochs", row.config, versus=row.versus))
+    more = f", {SHORT} epochs"
+    baseline = held_out(setting, RESNET44, RESNET44.large, "plain", epochs=SHORT, **UNCUT.settings)
+    rows = [Row(label(RESNET44, RESNET44.large, "plain", more), baseline)]
+    rows += [Row(row.label + more, row.config, versus=row.versus) for row in _candidates(setting, SHORT)]
     return Experiment(
         "lengths",
         "ResNet44: whether shorter runs rank settings alike",
@@ -64,8 +62,10 @@ def _candidates(setting: Setting, epochs: int) -> list[Row]:
 
 
 def _judge(setting: Setting, records: Records) -> tuple[Verdict, ...]:
-    shorter = (_verdict(setting, records, epochs) for epochs in SHORT)
-    return (*shorter, *(_decided_early(records, on_held_out) for on_held_out in (True, False)))
+    return (
+        _shorter_runs(setting, records),
+        *(_decided_early(records, on_held_out) for on_held_out in (True, False)),
+    )
 
 
 def _decided_early(records: Records, on_held_out: bool) -> Verdict:
@@ -141,11 +141,11 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
-    claim = f"{epochs} epochs rank the candidates as {DEEP_EPOCHS} do"
+def _shorter_runs(setting: Setting, records: Records) -> Verdict:
+    claim = f"{SHORT} epochs rank the candidates as {DEEP_EPOCHS} do"
     pairs = [
         _gains(short, long, records)
-        for short, long in zip(_candidates(setting, epochs), _candidates(setting, DEEP_EPOCHS), strict=True)
+        for short, long in zip(_candidates(setting, SHORT), _candidates(setting, DEEP_EPOCHS), strict=True)
     ]
     known = [pair for pair in pairs if pair is not None]
     if len(known) < FEWEST:
@@ -153,7 +153,7 @@ def _verdict(setting: Setting, records: Records, epochs: int) -> Verdict:
     verdict, order = _in_common(*zip(*known))
     gains = ", ".join(" and ".join(map(_in_points, pair)) for pair in known)
     evidence = (
-        f"{order} over {len(known)} of {len(pairs)} candidates; the best of {epochs} "
+        f"{order} over {len(known)} of {len(pairs)} candidates; the best of {SHORT} "
         f"epochs is {_place_of_best(known)} at {DEEP_EPOCHS}; points against the baseline: {gains}"
     )
     return Verdict(claim, verdict, evidence)

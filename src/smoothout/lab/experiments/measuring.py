@@ -17,9 +17,9 @@ def sharpness(setting: Setting, model: str = "") -> Measuring:
 
     By ascent, which stays on the device; the paper's solver is `smoothout measure sharpness --method lbfgsb`.
     """
-    effort = (("restarts", 2), ("max_iterations", 2)) if setting.scale == "tiny" else ()
-    settings = (("epsilon", 5e-4), ("restarts", 5), ("max_iterations", 10), ("method", "ascent"))
-    return Measuring("sharpness", "train", tuple({**dict(settings), **dict(effort)}.items()), _images(setting, model))
+    restarts, iterations = (2, 2) if setting.scale == "tiny" else (5, 10)
+    settings = (("epsilon", 5e-4), ("restarts", restarts), ("max_iterations", iterations), ("method", "ascent"))
+    return Measuring("sharpness", "train", settings, _images(setting, model))
 
 
 def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Measuring:
@@ -33,11 +33,8 @@ def sensitivity(setting: Setting, model: str = "", split: Split = "train") -> Me
 
 def curvature(setting: Setting) -> Measuring:
     """The largest eigenvalue of the Hessian, and its trace: each product is two passes back, so fewer images do."""
-    effort = (
-        (("probes", 2), ("max_iterations", 10)) if setting.scale == "tiny" else (("probes", 10), ("max_iterations", 60))
-    )
-    images = TINY_IMAGES if setting.scale == "tiny" else FEW_IMAGES
-    return Measuring("curvature", "train", (("top", 1), *effort), images)
+    probes, iterations, images = (2, 10, TINY_IMAGES) if setting.scale == "tiny" else (10, 60, FEW_IMAGES)
+    return Measuring("curvature", "train", (("top", 1), ("probes", probes), ("max_iterations", iterations)), images)
 
 
 def landscape(setting: Setting, model: str = "", split: Split = "train") -> Measuring:

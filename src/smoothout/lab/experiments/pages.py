@@ -37,7 +37,7 @@ def write_page(out: Path, experiments: Wanted, records: Records, command: str, o
     """One page for all, and each picture as PNG beside it; gives the page's path.
 
     Args:
-        only_measured: leave rows out of which there is no record, and tables of which every row stands in another.
+        only_measured: leave out rows without a record, and tables all of whose rows stand in another.
     """
     of_each = [paper.sections(experiment, setting, records) for setting, experiment in experiments]
     sections = list(chain(*(_measured(experiments, records) if only_measured else of_each)))
@@ -69,9 +69,10 @@ def _in_short(experiments: Wanted, records: Records, used: Sequence[Record]) -> 
 
 
 def _measured(experiments: Wanted, records: Records, with_pictures: bool = True) -> list[list[Section]]:
-    """Of each experiment what was measured, and what none before it shows: presets and tables share many runs.
+    """Of each experiment the sections that show something new, for presets and tables share many runs.
 
-    That is pictures, tables with another run, and verdicts on other runs of the preset.
+    New is a picture, a table with a measured run that is in none before it, and verdicts on runs of the preset that
+    were not judged yet.
     """
     seen: set[Config] = set()
     judged: dict[str, set[Config]] = defaultdict(set)

@@ -111,11 +111,10 @@ def _place_in_queue(task: Task) -> tuple[int, bool, bool, bool, float]:
 def _wanted(
     experiments: Iterable[Experiment], seeds: Sequence[int]
 ) -> tuple[dict[Config, tuple[Measuring, ...]], list[Line]]:
-    """Each run once, with all that any experiment wants to know of it; and each line of the first seed.
+    """Each run once, with all that any experiment wants to know of it; and the lines, between runs of the first seed.
 
-    Not a run that is the beginning of another one, unless it is to be measured.
-
-    Landscapes are of the first seed, too: they take as long as a short training, and one is drawn.
+    A run that is the beginning of another one is left out, unless it is to be measured. Landscapes, too, are of the
+    first seed alone: each takes as long as a short training, and one is drawn.
     """
     runs: dict[Config, tuple[Measuring, ...]] = {}
     lines: dict[Line, None] = {}

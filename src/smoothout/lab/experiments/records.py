@@ -49,12 +49,12 @@ class Found:
 class Records:
     """Runs by configuration hash.
 
-    A seed may have been trained again, to be measured, and on a GPU comes out otherwise. One of its runs counts: that
-    with weights, else with most measurements. In a group its epochs are those of the training that began first: no
-    later one changes an accuracy.
+    A seed may have been trained twice, the second time to be measured, and on a GPU the two differ. One run then stands
+    for the seed: that with weights, else that with most measurements. But in a group its epochs are those of the
+    training that began first, so that training again changes no accuracy.
 
-    A run that was to stop earlier need not be made where there is one that went on: its first epochs are that run (on a
-    GPU their last is judged by fused layers, which differ by rounding).
+    A run that is to stop early need not be made where another went on: the first epochs of that one are it (on a GPU
+    the last of them is judged by fused layers, which differ by rounding).
     """
 
     def __init__(self, runs: Iterable[Found]) -> None:

@@ -42,8 +42,8 @@ H200: dict[str, Speed] = {
     "alexnet": Speed(4e-3, 2e-4, 5e-4),
     "resnet18": Speed(4e-3, 4e-4, 1e-3),
 }
-# Where ghosts are seen all at once, what cannot be takes so many times as long: several draws a step for every ghost,
-# which may stay in the weights, a batch that is one ghost.
+# ResNet44's speed is that of ghosts seen all at once. What cannot be done so takes so many times as long: several draws
+# for every ghost, or, one by one, several that stay in the weights, and a batch that is a single ghost.
 SEVERAL_DRAWS, ONE_BY_ONE = 1.7, 4.0
 UNKNOWN = Speed(4e-3, 1e-4, 5e-4)
 WITHOUT_GRADIENT = 0.55

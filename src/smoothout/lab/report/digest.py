@@ -19,7 +19,7 @@ COMPARED = ("smoothout", "adasmoothout")
 def digest(experiments: Sequence[tuple[Setting, Experiment]], records: Records) -> Table:
     """What has been measured of Tables 1 and 2 and at rates of their own, with the change against the baseline.
 
-    Without lines of too few runs to claim anything, and without those that are another preset's runs.
+    Lines with too few runs to claim anything are left out, and those that repeat the runs of another preset.
     """
     rows, seen = [], set()
     for setting, experiment in experiments:

@@ -98,7 +98,7 @@ def training_curves(
 ) -> str:
     """Mean over seeds of a figure of every epoch, against the part of training that is done.
 
-    Without decades the first quarter of a curve may lie below the picture, and nothing of what comes after it.
+    Without `log` the first quarter of a curve may lie outside the picture, and nothing of what comes after it.
     """
 
     def draw(axes: Any) -> None:

@@ -64,4 +64,6 @@ def _is_sharper(small: Group, little: Sample, large: Group, much: Sample) -> boo
 def _in_words(
     d: Difference | None, group: Group, more: str, less: str, neither: str, more_is_better: bool = False
 ) -> str:
-    return neither if d is None or not is_claimed(d, group, more_is_better) else more if d.mean > 0 else less
+    if d is None or not is_claimed(d, group, more_is_better):
+        return neither
+    return more if d.mean > 0 else less

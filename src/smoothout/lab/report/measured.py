@@ -28,8 +28,8 @@ def of_group(group: Group, name: str) -> list[Measurement]:
 def loss_rises(groups: Sequence[Group]) -> list[Sample | None]:
     """C̄(w; a) − C(w) at the strongest noise of the grid, for every run of each group.
 
-    None where not all of a group were measured, and for all where not all were measured in the same way, or not both at
-    noise and without.
+    None for a group of which not all runs were measured; None for all groups where runs were measured in different
+    ways, or not both with noise and without.
     """
     by_group = [of_group(group, SENSITIVITY) for group in groups]
     every = [each for curves in by_group for each in curves]
@@ -42,7 +42,7 @@ def loss_rises(groups: Sequence[Group]) -> list[Sample | None]:
 
 
 def rise_in_words(groups: Sequence[Group]) -> str:
-    """How it was measured; or, where that forbids to compare, why it is not shown; nothing of runs without it."""
+    """A note: how the rise was measured, or why it is not shown; empty where no run has it."""
     every = [each for group in groups for each in of_group(group, SENSITIVITY)]
     if not every:
         return ""

@@ -163,7 +163,7 @@ BY_EPOCH: dict[str, tuple[Callable[[EpochMetrics], float], str]] = {
 
 
 def _drawn_by_epoch(drawing: Drawing, records: Records) -> Draw | None:
-    """Means over seeds; None where one curve of several is there.
+    """Means over seeds; None where fewer than two of several curves are there.
 
     Accuracies of the first quarter of training may lie below the picture.
     """

@@ -108,7 +108,7 @@ class TerminalBar(Progress):
 
 
 def judged_on(config: Config) -> str:
-    """What accuracies are called: those on training images that were held out are none of the test set."""
+    """What accuracies are called: "test" only where they are of the test set, not of held-out training images."""
     return "held-out" if config.hold_out else "test"
 
 
