@@ -65,7 +65,7 @@ class Block:
 
 
 def overlap(tensors: Iterable[Tensor]) -> bool:
-    """Whether some lie on one another, by the stretches that they span: `nn.Parameter(other.data)` makes such.
+    """Whether some share memory, as after `nn.Parameter(other.data)`, judged by the stretches that they span.
 
     They must all be backed up before the first takes noise, or a backup has noise in it.
     """

@@ -42,8 +42,8 @@ class Hook:
 class StateDictHook:
     """One hook on the `state_dict()` of many modules, to be put on and taken off often.
 
-    It writes to their dictionaries of hooks itself, under a number that torch gives to no other: as many handles of
-    torch's own would take longer than the noise.
+    It writes to their dictionaries of hooks itself, under one number that torch gives to no other hook: a handle of
+    torch's own for every module would take longer than the noise.
     """
 
     def __init__(self, modules: Iterable[nn.Module], hook: Hook) -> None:

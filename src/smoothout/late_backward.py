@@ -33,9 +33,9 @@ def tensors_with_grad(output: Any, depth: int = 3) -> list[Tensor]:
 def to_watch(output: Any, inputs: Any) -> list[Tensor]:
     """The tensors whose gradients tell that a backward has come to a model's output.
 
-    An operation in place on a view (`out /= 2` after `squeeze`) leads the gradient past the view, by what it is a view
-    of. Other backwards pass by what the model only hands on, its input or a parameter (`return loss, self.log_var`);
-    where there is nothing else, the input may have been written to.
+    Among them is what a view is a view of: after an operation in place (`out /= 2` after `squeeze`) the gradient comes
+    there and not to the view. What the model only hands on, its input or a parameter (`return loss, self.log_var`), is
+    not: other backwards come there, too. An input is, if there is nothing else: it may have been written to in place.
     """
     tensors, given = tensors_with_grad(output), {id(tensor) for tensor in tensors_with_grad(inputs)}
     bases = [tensor._base for tensor in tensors if tensor._base is not None]

@@ -48,8 +48,9 @@ _COUNT_FROM_1 = struct.pack("<Q", 1)
 
 
 def state_of_words(generator: torch.Generator) -> bytes:
-    """Where the words of `random_int16` start: a hash of the generator's own seed, all 64 bits of it (torch's Mersenne
-    twister uses 32), and of a draw, so that the generator moves on.
+    """Where the words of `random_int16` start: a hash of the generator's seed and of a number drawn from it.
+
+    The seed, since torch's Mersenne twister uses 32 of its 64 bits; the number, so that the generator moves on.
     """
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     key = struct.pack("<Qq", generator.initial_seed() % 2**64, int(draw))

@@ -27,8 +27,9 @@ class Selected:
     Args:
         name: its first name in the model.
         owner, slot: the module that holds it, and under which name: there it is read at each draw.
-        layer, layer_slot: what it is a weight of. Not the owner for weight and spectral norm, whose parametrization
-            holds the layer's weight, nor for a tied embedding with a `padding_idx` that comes later in the model.
+        layer, layer_slot: the layer whose weight it is, and under which name. That is another module than the owner
+            under weight and spectral norm, where a parametrization holds the weight, and where the weight is tied to
+            that of an embedding with a `padding_idx` later in the model.
     """
 
     name: str

@@ -128,8 +128,8 @@ class ModelLossAt:
         forget_computed_weights()
 
     def _put_buffers_back(self) -> None:
-        """Large ones only if they were written to: they may be a quantised model's weights. Of small ones no version
-        tells it: the kernels of BatchNorm and of quantisation's observers count none.
+        """Small ones always: kernels of BatchNorm and of quantisation's observers write without counting a version.
+        Large ones, which may be a quantised model's weights, only if they were written to.
         """
         for i, (buffer, values) in enumerate(self._buffers):
             if values.numel() <= SMALL_BUFFER or buffer._version != self._versions[i]:
@@ -188,7 +188,7 @@ class ModelLossAt:
         return product.tensor()
 
     def _check_graph(self, reached: set[int], w: Tensor) -> None:
-        """Of a constant the gradient is zero; a loss that lost its graph on the way would only pass for flat."""
+        """Tell of parameters that no gradient comes to, if the loss depends on them: they would pass for flat."""
         lost = [s for i, s in enumerate(self.selected) if i not in reached]
         if not lost or self._graph_is_checked:
             return
@@ -213,7 +213,7 @@ class ModelLossAt:
         )
 
     def warn_of_shared_memory(self) -> None:
-        """Of two that lie on one another only the one written last is moved, and each has a part of the gradient."""
+        """Of two that share memory only the one written last is moved, and each has a part of the gradient."""
         if overlap(self._parameters) and not self._moves_apart():
             warnings.warn(
                 "measured parameters share memory, so that they are not moved apart and the result is wrong: tie "
@@ -338,8 +338,9 @@ def model_loss_at(
 
 
 def _set_mode(model: nn.Module, train_mode: bool) -> None:
-    """Training mode as the model has it: its `train()` may leave some layers out. Eval mode without asking the model:
-    layers whose `eval()` merges weights (loralib's) would be measured without the weights that train, and would stay
+    """Training mode by the model's own `train()`, which may leave some layers out; eval mode flag by flag.
+
+    A layer whose `eval()` merges weights (loralib's) would be measured without the weights that train, and would stay
     merged when those are put back.
     """
     if train_mode:

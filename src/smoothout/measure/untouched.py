@@ -61,7 +61,7 @@ def _parts_of(batches: Any) -> list[Any]:
 
 
 def keep_workers(batches: Any, workers: Any) -> None:
-    """Of a DataLoader with `persistent_workers`: those that its next pass is to use; None for new ones."""
+    """Give a DataLoader with `persistent_workers` those that its next pass is to use; None: new ones."""
     if getattr(batches, "persistent_workers", False):
         getattr(batches, "base_dataloader", batches)._iterator = workers  # the loader that Accelerate's goes through
 
@@ -81,7 +81,7 @@ def copy_back(tensor: Tensor, values: Tensor) -> None:
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Past the forward of DistributedDataParallel, which waits for ranks that measure other data, or nothing."""
+    """Inside, DistributedDataParallel is its module: its own forward would wait for other ranks, which may not come."""
     wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     replaced = [wrapper.__dict__.get("forward") for wrapper in wrappers]  # the class has one, too
     try:
@@ -97,7 +97,7 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
-    """Past hooks on gradients, of parameters and modules: what clips, scales or masks is for training, not ∇C."""
+    """Inside, hooks on gradients, of parameters and modules, do not run: they clip, scale or mask for training."""
     holders = [(p, "_backward_hooks", None) for p in model.parameters()]
     for module in model.modules():
         holders += [(module, name, OrderedDict()) for name in ("_backward_hooks", "_backward_pre_hooks")]
