@@ -25,11 +25,11 @@ from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.runner import run_queue
 from smoothout.lab.experiments.speeds import Speeds
 from smoothout.lab.experiments.vocabulary import Experiment, Scale, Setting
-from smoothout.lab.experiments.worker import TIME_IS_UP_EXIT, Outcome, Place
+from smoothout.lab.experiments.worker import Outcome, Place
 from smoothout.lab.nearest import nearest
 from smoothout.lab.presets import PRESETS
 from smoothout.lab.report.digest import digest as digest_of
-from smoothout.lab.train.stop import check_minutes
+from smoothout.lab.train.stop import TRY_AGAIN, check_minutes
 
 RESULTS, EVERY_PRESET = "results", "all"
 DEFAULT_RESULTS = Path("results")
@@ -272,7 +272,7 @@ def _exit(outcomes: Sequence[Outcome], todo: Plan) -> None:
         raise typer.Exit(1)
     if any(outcome.stops_the_queue for outcome in outcomes):
         print("not all is done. The same command goes on from there.", file=sys.stderr)
-        raise typer.Exit(TIME_IS_UP_EXIT)
+        raise typer.Exit(TRY_AGAIN)
     if todo.unmeasured or (todo.absent and not todo.done and not outcomes):
         print("not all is measured, see above", file=sys.stderr)
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -21,11 +21,10 @@ from smoothout.lab.files import RunError
 from smoothout.lab.runs import LAST_WEIGHTS, RESULT
 from smoothout.lab.train.loop import Diverged
 from smoothout.lab.train.start import Options, attempt, summary, train
-from smoothout.lab.train.stop import TIME_IS_UP, Interrupted
+from smoothout.lab.train.stop import TRY_AGAIN, Interrupted
 from smoothout.lab.trained import Trained, load_trained
 
 CHECKPOINT_EVERY = 50  # epochs; a stop makes one in any case, so that this is for machines that die
-TIME_IS_UP_EXIT = Interrupted(TIME_IS_UP, "").exit_code
 STOPPED = "stopped by a signal. The same command goes on from there."
 EXPECTED = (Interrupted, RunError, DataError, ValueError, OSError, RuntimeError)
 
@@ -45,7 +44,7 @@ class Place:
     device: str = "auto"
     deadline: float | None = None
     threads: int | None = None
-    speeds: Speeds | None = None
+    speeds: Speeds = field(default_factory=Speeds)
     together: int | None = None
 
     @property
@@ -106,7 +105,7 @@ def carry_out_together(tasks: Sequence[Task], place: Place) -> list[Outcome]:
 
 def _outcome_of(error: Exception, task: Task) -> Outcome:
     if isinstance(error, Interrupted):
-        return Outcome(task, "out of time" if error.exit_code == TIME_IS_UP_EXIT else "interrupted", str(error))
+        return Outcome(task, "out of time" if error.exit_code == TRY_AGAIN else "interrupted", str(error))
     if isinstance(error, Diverged):
         return Outcome(task, "diverged", str(error))
     return Outcome(task, "failed", f"{type(error).__name__}: {error}")
@@ -151,7 +150,7 @@ def _begin_again_without_weights(task: Task, place: Place) -> None:
 
 def _has_time(task: Task, wanted: Measuring, place: Place) -> bool:
     """A measurement cannot be stopped half-way, so that one which would end too late is not begun."""
-    return (place.speeds or Speeds()).measuring(task.config, wanted) < place.seconds_left
+    return place.speeds.measuring(task.config, wanted) < place.seconds_left
 
 
 def _line(task: Task, place: Place) -> Outcome:

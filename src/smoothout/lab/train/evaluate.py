@@ -47,7 +47,7 @@ def evaluate(
 
 
 def in_numbers(sums: Tensor, processes: Processes = ALONE) -> Evaluation:
-    """Of what `evaluated` gave; waits for the device."""
+    """The means behind the sums that `evaluated` gave; waits for the device."""
     loss, right, images = processes.sum(sums).tolist()
     return Evaluation(loss / images, right / images)
 
@@ -86,7 +86,7 @@ def evaluated(
 
 
 def quick_network(config: Config, model: nn.Module) -> FoldedResNet | None:
-    """What computes as the model in evaluation mode does, but for rounding, in less time; None: nothing does."""
+    """A faster stand-in for the model in evaluation mode, equal but for rounding; None where there is none."""
     on_cuda = all(p.is_cuda for p in model.parameters())
     if not on_cuda or config.amp not in AMP_TYPES or not config.channels_last or config.compile or why_no_stack(model):
         return None
@@ -99,7 +99,8 @@ def smoothed_loss(
     batches: Iterable[tuple[Tensor, Tensor]],
     strength: float,
     epoch: int,
-    **how: Any,
+    precision: AbstractContextManager[Any] | None = None,
+    processes: Processes = ALONE,
 ) -> float:
     """C̄(w; a): the mean loss with new noise for every batch, from a stream that training never sees."""
     key = hashlib.blake2b(f"smoothed loss/{config.seed}/{epoch}".encode(), digest_size=7).digest()
@@ -112,4 +113,4 @@ def smoothed_loss(
         denoise=True,
     )
     smooth = smoothing(unscheduled, model, steps=1, steps_per_epoch=1)
-    return evaluate(model, batches, noise=smooth.perturbed, **how).loss
+    return evaluate(model, batches, precision=precision, processes=processes, noise=smooth.perturbed).loss

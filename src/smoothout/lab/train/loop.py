@@ -233,8 +233,10 @@ class Trainer:
                 self._best = checkpoint.weights_of(self.model)
             smoothed = None
             if config.log_smoothed_loss:
-                how: dict[str, Any] = {"precision": precision, "processes": processes}
-                smoothed = smoothed_loss(config, self.model, self._training_images(), strength, position.epoch, **how)
+                on_training_images = self._training_images()
+                smoothed = smoothed_loss(
+                    config, self.model, on_training_images, strength, position.epoch, precision, processes
+                )
         return EpochMetrics(
             epoch=position.epoch + 1,
             updates=position.updates,
@@ -253,10 +255,17 @@ class Trainer:
     def best(self) -> EpochMetrics:
         return best_of(self.history)
 
-    def _training_images(self, **how: Any) -> Iterable[tuple[Tensor, Tensor]]:
+    def _training_images(self, shuffle: bool = False, augmented: bool = False) -> Iterable[tuple[Tensor, Tensor]]:
         around = self.around
         return build.judging_batches(
-            self.config, self.dataset, around.device, around.processes, "train", workers=around.workers, **how
+            self.config,
+            self.dataset,
+            around.device,
+            around.processes,
+            split="train",
+            workers=around.workers,
+            shuffle=shuffle,
+            augmented=augmented,
         )
 
     def _for_statistics(self, augmented: bool = True) -> Iterable[tuple[Tensor, Tensor]]:

@@ -9,58 +9,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-class Processes(Protocol):
-    """The group that trains together: one process, or several."""
-
-    rank: int
-    world_size: int
-
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None: ...
-    def sum(self, values: Tensor) -> Tensor: ...
-    def average(self, tensors: Sequence[Tensor]) -> None: ...
-    def largest(self, number: int) -> int: ...
-    def gather(self, value: Any) -> list[Any]: ...
-    def from_first(self, value: Any) -> Any: ...
-    def close(self) -> None: ...
-
-
-class OneProcess:
-    """A group of one: nothing to say to anybody."""
+class Processes:
+    """The group that trains together; here one process, which has nothing to say to anybody."""
 
     rank, world_size = 0, 1
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        pass
+        """Every gradient becomes the sum over the processes."""
 
     def sum(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over the processes."""
         return values
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        pass
+        """Every tensor becomes its mean over the processes."""
 
     def largest(self, number: int) -> int:
+        """The largest of a small number over the processes."""
         return number
 
     def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of their ranks; only the first process gets them."""
         return [value]
 
     def from_first(self, value: Any) -> Any:
+        """What the first process has."""
         return value
 
     def close(self) -> None:
-        pass
+        """The group ends."""
 
 
-ALONE = OneProcess()
+ALONE = Processes()
 
 
-class SeveralProcesses:
+class SeveralProcesses(Processes):
     """The processes of torchrun: NCCL between CUDA devices, gloo between CPUs."""
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +62,7 @@ class SeveralProcesses:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every gradient becomes the sum over the processes, in one message."""
+        """In one message."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         self._dist.all_reduce(flat)
@@ -81,31 +70,26 @@ class SeveralProcesses:
         torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients)])
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over the processes."""
         total = values.clone()
         self._dist.all_reduce(total)
         return total
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Every tensor becomes its mean over the processes."""
         for tensor in tensors:
             self._dist.all_reduce(tensor)
             tensor.div_(self.world_size)
 
     def largest(self, number: int) -> int:
-        """The largest of a small number over the processes."""
         flag = torch.tensor(number)
         self._dist.all_reduce(flag, op=self._dist.ReduceOp.MAX)
         return int(flag)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in the order of their ranks; only the first process gets them."""
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         self._dist.gather_object(value, values)
         return values or []
 
     def from_first(self, value: Any) -> Any:
-        """What the first process has."""
         values = [value]
         self._dist.broadcast_object_list(values)
         return values[0]
@@ -131,7 +115,7 @@ def speaks_for_all() -> bool:
 
 def join(device: torch.device) -> Processes:
     """The group this process belongs to."""
-    return SeveralProcesses(device) if started_by_torchrun() else OneProcess()
+    return SeveralProcesses(device) if started_by_torchrun() else ALONE
 
 
 def choose_device(name: str = "auto") -> torch.device:

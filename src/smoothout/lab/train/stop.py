@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from smoothout.lab.train.processes import started_by_torchrun
 
 TIME_IS_UP = 64  # larger than any signal, and not one
-_EXIT_CODES = {TIME_IS_UP: 75}  # EX_TEMPFAIL: try again
+TRY_AGAIN = 75  # EX_TEMPFAIL
 
 
 class Interrupted(Exception):
@@ -19,7 +19,7 @@ class Interrupted(Exception):
     def __init__(self, code: int, where: str) -> None:
         reason = "the time budget is spent" if code == TIME_IS_UP else signal.Signals(code).name
         super().__init__(f"stopped {where} ({reason}). The same command goes on from there.")
-        self.exit_code = _EXIT_CODES.get(code, 128 + code)
+        self.exit_code = TRY_AGAIN if code == TIME_IS_UP else 128 + code
 
 
 def check_minutes(minutes: float) -> float:
