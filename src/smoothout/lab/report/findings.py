@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from smoothout.lab.groups import Difference, Group, Sample, are_pairs, baseline_of, compare, difference
+from smoothout.lab.groups import Difference, Group, Sample, are_pairs, difference
 from smoothout.lab.report.measured import loss_rises
 from smoothout.lab.report.names import name_of
 from smoothout.lab.report.page import Section
-from smoothout.lab.report.sections import is_claimed, last_accuracy, last_test_loss
+from smoothout.lab.report.sections import comparisons, is_claimed
 
 
 def findings_section(groups: Sequence[Group]) -> Section | None:
     """How sharp the large batch's minima are, and what each method changes."""
     sentences, flatter, better = _sharper_by_batch(groups), 0, 0
-    rises = loss_rises(groups)
-    for group, ours in zip(groups, rises):
-        base = baseline_of(group, groups)
-        theirs = None if base is None else rises[groups.index(base)]
-        if base is None or base is group or ours is None or theirs is None:
+    for each in comparisons(groups):
+        if not each.is_measured:
             continue
-        rise = difference(theirs.values, ours.values, are_pairs(base, group))
-        accuracy, loss = compare(base, group, last_accuracy), compare(base, group, last_test_loss)
-        flat = _in_words(rise, group, "sharper than", "flatter than", "not measurably flatter than")
-        on_loss = _in_words(loss, group, "higher", "lower", "not measurably different")
-        on_accuracy = _in_words(accuracy, group, "higher", "lower", "not measurably different", more_is_better=True)
-        name = name_of(group, groups)
+        told = partial(_in_words, group=each.group)
+        flat = told(each.rise, more="sharper than", less="flatter than", neither="not measurably flatter than")
+        on_loss = told(each.loss)
+        on_accuracy = told(each.accuracy, more_is_better=True)
+        name = name_of(each.group, groups)
         sentences.append(
             f"{name[0].upper()}{name[1:]}: its minima are {flat} the baseline's; test loss {on_loss}, accuracy "
             f"{on_accuracy}."
@@ -62,7 +59,12 @@ def _is_sharper(small: Group, little: Sample, large: Group, much: Sample) -> boo
 
 
 def _in_words(
-    d: Difference | None, group: Group, more: str, less: str, neither: str, more_is_better: bool = False
+    d: Difference | None,
+    group: Group,
+    more: str = "higher",
+    less: str = "lower",
+    neither: str = "not measurably different",
+    more_is_better: bool = False,
 ) -> str:
     if d is None or not is_claimed(d, group, more_is_better):
         return neither

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from smoothout.lab.groups import (
     Difference,
@@ -71,33 +72,57 @@ def differences_section(groups: Sequence[Group], lost: Sequence[Group] = ()) -> 
     Args:
         lost: of which every run diverged.
     """
-    rows, ns, with_rise = [], set(), False
-    rises = loss_rises(groups)
-    for group, ours in zip(groups, rises):
-        base = baseline_of(group, groups)
-        if base is None or base is group:
-            continue
-        theirs = rises[groups.index(base)]
-        rise = difference(theirs.values, ours.values, are_pairs(base, group)) if ours and theirs else None
-        with_rise = with_rise or rise is not None
-        accuracy, loss = compare(base, group, last_accuracy), compare(base, group, last_test_loss)
-        ns |= {f"{d.n} {'pairs of equal seeds' if d.paired else 'runs a side'}" for d in (accuracy, loss, rise) if d}
-        cells = [_difference(accuracy, group, points=True), _difference(rise, group), _difference(loss, group)]
-        rows.append((Cell(name_of(group, groups)), *cells))
+    found = comparisons(groups)
     alone = tuple(_without_a_baseline(groups, lost))
-    if not rows:
+    if not found:
         return Section("Against the baseline", alone) if alone else None
+    with_rise = any(each.rise is not None for each in found)
+    rows = []
+    for each in found:
+        rise = (_difference(each.rise, each.group),) if with_rise else ()
+        accuracy, loss = _difference(each.accuracy, each.group, points=True), _difference(each.loss, each.group)
+        rows.append(Row((Cell(name_of(each.group, groups)), accuracy, *rise, loss)))
     judged = judged_on(groups)
-    header = ("", f"{judged} accuracy, points", "loss rise under noise (less is flatter)", f"{judged} loss")
-    if not with_rise:
-        header, rows = (*header[:2], header[3]), [(*row[:2], row[3]) for row in rows]
+    of_rise = ("loss rise under noise (less is flatter)",) if with_rise else ()
+    header = ("", f"{judged} accuracy, points", *of_rise, f"{judged} loss")
+    differences = [d for each in found for d in (each.accuracy, each.loss, each.rise) if d is not None]
+    ns = {f"{d.n} {'pairs of equal seeds' if d.paired else 'runs a side'}" for d in differences}
     survivors = ", or a better one of the runs that did not diverge" if any(g.diverged for g in groups) else ""
     note = (
         f"Difference of the means with its 95 % interval (Student's t; {', '.join(sorted(ns)) or 'n = 1'}). Bold: zero "
         "lies outside and there are at least three runs a side (green: better, orange: worse). Grey: no difference "
         f"measured{survivors}."
     )
-    return Section("Against the baseline", (note, *alone), Table(header, tuple(Row(row) for row in rows)))
+    return Section("Against the baseline", (note, *alone), Table(header, tuple(rows)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A group against its baseline. A difference is None where there are too few runs for one.
+
+    Args:
+        is_measured: whether all runs of both have a rise of the loss under noise.
+    """
+
+    group: Group
+    accuracy: Difference | None
+    loss: Difference | None
+    rise: Difference | None
+    is_measured: bool
+
+
+def comparisons(groups: Sequence[Group]) -> list[Comparison]:
+    """Of every group that has a baseline among these."""
+    found, rises = [], loss_rises(groups)
+    for group, ours in zip(groups, rises):
+        base = baseline_of(group, groups)
+        if base is None or base is group:
+            continue
+        theirs = rises[groups.index(base)]
+        rise = difference(theirs.values, ours.values, are_pairs(base, group)) if ours and theirs else None
+        accuracy, loss = compare(base, group, last_accuracy), compare(base, group, last_test_loss)
+        found.append(Comparison(group, accuracy, loss, rise, is_measured=bool(ours and theirs)))
+    return found
 
 
 def _without_a_baseline(groups: Sequence[Group], lost: Sequence[Group]) -> Iterator[str]:
