@@ -150,15 +150,7 @@ class Perturbation:
     def restore(self, check: bool = True) -> None:
         """w ← w as it was, bit for bit; with `check` raises if somebody else wrote to a weight in between."""
         try:
-            written = []
-            if self._stepped or [p._version for p in self._parameters] != self._versions:
-                written = [
-                    s.name
-                    for s, p, version in zip(self.selected, self._parameters, self._versions)
-                    if p._version != version or id(p) in self._stepped
-                ]
-            if not written and self.noisy:
-                written = [self.selected[i].name for i in self._witness.changed()]
+            written = self._written()
             moved = self._bring_back_moved() if self.noisy else []
             if self.noisy or written:
                 self._copy_back()
@@ -191,6 +183,13 @@ class Perturbation:
         # Fused optimizers, and those that write to `.data`, leave the version counters alone.
         written = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         self._stepped |= written & {id(p) for p in self._parameters}
+
+    def _written(self) -> list[str]:
+        """Names of the weights that somebody else wrote to since the noise was added."""
+        if self._stepped or [p._version for p in self._parameters] != self._versions:
+            whose = zip(self.selected, self._parameters, self._versions)
+            return [s.name for s, p, version in whose if p._version != version or id(p) in self._stepped]
+        return [self.selected[i].name for i in self._witness.changed()] if self.noisy else []
 
     def _bring_back_moved(self) -> list[str]:
         """Clean values for parameters that were replaced, or their memory was, under the noise; and their names."""
