@@ -1,10 +1,10 @@
 """Datasets: readers, fetching with checksums, batches on the training device."""
 
-from .augment import AUGMENTATIONS, CentreCrop, PadCropFlip, RandomCropFlip, ResizedCropFlip
-from .batches import Batches
-from .catalogue import NAMES, data_roots, fetch, load, status, verify
-from .dataset import Dataset, FolderSplit, Split, hold_out
-from .errors import DataError
+from smoothout.lab.data.augment import AUGMENTATIONS, CentreCrop, PadCropFlip, RandomCropFlip, ResizedCropFlip
+from smoothout.lab.data.batches import Batches
+from smoothout.lab.data.catalogue import NAMES, data_roots, fetch, load, status, verify
+from smoothout.lab.data.dataset import Dataset, FolderSplit, Split, hold_out
+from smoothout.lab.data.errors import DataError
 
 __all__ = [
     "AUGMENTATIONS",

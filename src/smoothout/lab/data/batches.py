@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .augment import Augmentation, BoxAugmentation, augmentation
-from .dataset import AnySplit, FolderSplit, Split, generator_for
-from .folder import CutAndResize, decoded
+from smoothout.lab.data.augment import Augmentation, BoxAugmentation, augmentation
+from smoothout.lab.data.dataset import AnySplit, FolderSplit, Split, generator_for
+from smoothout.lab.data.folder import CutAndResize, decoded
 
 Batch = tuple[Tensor, Tensor]
 

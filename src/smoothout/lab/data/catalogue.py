@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .cifar import CIFAR10, CIFAR100, read_cifar_binary, read_cifar_pickle
-from .dataset import Dataset
-from .digits import read_digits
-from .download import Progress, download, md5_of
-from .errors import DataError
-from .folder import check_images, read_folder
-from .idx import read_mnist
-from .published import FILE_MD5, SOURCES, Source
+from smoothout.lab.data.cifar import CIFAR10, CIFAR100, read_cifar_binary, read_cifar_pickle
+from smoothout.lab.data.dataset import Dataset
+from smoothout.lab.data.digits import read_digits
+from smoothout.lab.data.download import Progress, download, md5_of
+from smoothout.lab.data.errors import DataError
+from smoothout.lab.data.folder import check_images, read_folder
+from smoothout.lab.data.idx import read_mnist
+from smoothout.lab.data.published import FILE_MD5, SOURCES, Source
 
 ROOT_VARIABLE = "SMOOTHOUT_DATA"
 FOLDER_PREFIX = "imagefolder:"
@@ -85,14 +85,14 @@ def status(root: str | Path | None = None) -> list[Status]:
     """What is there of each named dataset, without reading it."""
     found = [Status("digits", is_here=True, path=None)]
     for name in LAYOUTS:
-        path = next((place for place in _places(name, root) if os.path.lexists(place)), None)
+        path, _ = _first(name, root) or (None, None)
         found.append(Status(name, path is not None, path))
     return found
 
 
 def is_here(name: str, root: str | Path | None = None) -> bool:
     """Whether a dataset is there, without reading it."""
-    return name == "digits" or any(map(os.path.lexists, _places(name, root)))
+    return name == "digits" or _first(name, root) is not None
 
 
 def verify(name: str, root: str | Path | None = None) -> Verification:
@@ -179,16 +179,18 @@ def _fetch_archive(source: Source, into: Path, progress: Progress | None, pause:
 
 def _find(name: str, root: str | Path | None) -> tuple[Path, Reader]:
     """The folder of a dataset and its reader, or a DataError with the places looked in."""
-    places = _places(name, root)
-    for place, read in places.items():
-        # lexists: a link to nothing is there, and reading it says what is wrong with it.
-        if os.path.lexists(place):
-            return place, read
-    looked = "".join(f"\n  {place}" for place in places)
+    if found := _first(name, root):
+        return found
+    looked = "".join(f"\n  {place}" for place in _places(name, root))
     remedy = (
         f"smoothout data fetch {name}" if name in SOURCES else "give the path of a folder with train/ and val/ in it"
     )
     raise DataError(f"{name}: not found. Looked in{looked}\nTo get it: {remedy}")
+
+
+def _first(name: str, root: str | Path | None) -> tuple[Path, Reader] | None:
+    """The first place that is there. A link to nothing is: reading it says what is wrong with it."""
+    return next(((place, read) for place, read in _places(name, root).items() if os.path.lexists(place)), None)
 
 
 def _places(name: str, root: str | Path | None) -> dict[Path, Reader]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split
-from .errors import DataError, read_file
+from smoothout.lab.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split
+from smoothout.lab.data.errors import DataError, read_file
 
 PIXELS = 3 * 32 * 32
 

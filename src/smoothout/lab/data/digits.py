@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .dataset import Dataset, Split
+from smoothout.lab.data.dataset import Dataset, Split
 
 TEST_PER_CLASS = 36
 SPLIT_SEED = 2018

@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import DataError
-from .published import RemoteFile
+from smoothout.lab.data.errors import DataError
+from smoothout.lab.data.published import RemoteFile
 
 Progress = Callable[[str, int, int | None], None]
 """Told (file name, bytes there so far, bytes in all or None where the server does not say)."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from .augment import BoxAugmentation
-from .dataset import IMAGENET_MEAN, IMAGENET_STD, AnySplit, Dataset, FolderSplit, Split
-from .errors import DataError, read_file, why_unreadable
+from smoothout.lab.data.augment import BoxAugmentation
+from smoothout.lab.data.dataset import IMAGENET_MEAN, IMAGENET_STD, AnySplit, Dataset, FolderSplit, Split
+from smoothout.lab.data.errors import DataError, read_file, why_unreadable
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 IN_MEMORY_BYTES = 2 * 2**30

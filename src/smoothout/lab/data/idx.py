@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .dataset import Dataset, Split
-from .errors import DataError, read_file
+from smoothout.lab.data.dataset import Dataset, Split
+from smoothout.lab.data.errors import DataError, read_file
 
 UNSIGNED_BYTES = 0x08
 SIDE = 28

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from .pooling import MaxPool
+from smoothout.lab.models.pooling import MaxPool
 
 
 class AlexNet(nn.Module):

@@ -9,12 +9,11 @@ from functools import partial
 
 from torch import nn
 
+from smoothout.lab.models.alexnet import alexnet
+from smoothout.lab.models.f1 import f1, mlp
+from smoothout.lab.models.resnet import cifar_resnet, resnet18
+from smoothout.lab.models.shallow import c1, c3
 from smoothout.lab.nearest import nearest
-
-from .alexnet import alexnet
-from .f1 import f1, mlp
-from .resnet import cifar_resnet, resnet18
-from .shallow import c1, c3
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,

@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from .norm_relu import norm_relu
-from .pooling import MaxPool
+from smoothout.lab.models.norm_relu import norm_relu
+from smoothout.lab.models.pooling import MaxPool
 
 
 class BasicBlock(nn.Module):

@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
-from .image_conv import image_conv
-from .norm_relu import has_hooks, norm_relu
-from .pooling import MaxPool
+from smoothout.lab.models.image_conv import image_conv
+from smoothout.lab.models.norm_relu import has_hooks, norm_relu
+from smoothout.lab.models.pooling import MaxPool
 
 
 class Convolutions(nn.Sequential):
