@@ -339,7 +339,8 @@ def paused(model: nn.Module) -> Iterator[None]:
     Those of a forward that waits for its backward are two, the noisy and the clean ones, so that is refused.
     """
     parts = set(model.modules())
-    if any(each._weights.noisy and not parts.isdisjoint(each._model.modules()) for each in _attachments):
+    noisy = [each._model for each in _attachments if not each.removed and each._weights.noisy]
+    if any(not parts.isdisjoint(each.modules()) for each in noisy):
         raise RuntimeError(
             "a forward of this attached model waits for its backward, with noise in the weights: measure after it, or "
             "call restore() of the handle that attach() gave"

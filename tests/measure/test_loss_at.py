@@ -364,6 +364,17 @@ def test_an_attached_model_whose_backward_is_still_to_come_is_not_measured():
     measure.sensitivity(model, cross_entropy, data, [0.0, 0.1])
 
 
+def test_a_removed_handle_does_not_count_as_a_forward_that_waits():
+    model, data = mlp(), batches()
+    smooth = SmoothOut(model, 0.5)
+    handle = smooth.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    handle.remove()
+    with smooth.perturbed():
+        noisy = measure.sensitivity(model, cross_entropy, data, [0.0]).losses
+    assert handle.removed
+    assert noisy != measure.sensitivity(model, cross_entropy, data, [0.0]).losses
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 1.0])
 def test_an_accuracy_is_what_accuracy_fn_returned(fraction):
     data = [(torch.zeros(3, 6), torch.zeros(3, dtype=torch.long))]
