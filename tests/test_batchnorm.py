@@ -36,6 +36,13 @@ def test_frozen_statistics_come_back_after_an_exception():
     assert model[1].track_running_stats
 
 
+def test_layers_that_track_nothing_go_on_so():
+    model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.InstanceNorm1d(4))
+    with frozen_statistics(model):
+        model(torch.randn(8, 4, 2))
+    assert not any(layer.track_running_stats for layer in model)
+
+
 def test_update_bn_is_the_mean_over_batches_at_the_clean_weights():
     model = network(momentum=0.3)
     model[3].eval()

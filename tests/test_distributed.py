@@ -39,6 +39,14 @@ def grouped():
     ).double()
 
 
+def narrow():
+    """A dimension of 1: of these weights rank 1 has nothing, but a filter's norm waits for it."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 1), nn.Unflatten(1, (1, 1)), nn.ConvTranspose1d(1, 4, 3), nn.Flatten(), nn.Linear(12, 1)
+    ).double()
+
+
 def batches(n, size=8):
     generator = torch.Generator().manual_seed(1)
     return [
@@ -223,7 +231,7 @@ def fsdp_is_not_measured(rank):
 
 
 def fsdp_noise_is_the_unsharded_draw(rank):
-    for build in (network, grouped):
+    for build in (network, grouped, narrow):
         whole, model = build(), sharded(build)
         for method in (SmoothOut, AdaSmoothOut):
             theta_whole = method(whole, 0.2, shared_noise=True)._perturbation.draw(0.2, 3)
@@ -246,6 +254,7 @@ def fsdp_late_backward_raises(rank):
 def fsdp_user_noise_gets_the_whole_tensor(rank):
     class Ramp:
         def draw(self, parameter, generator):
+            assert type(parameter) is torch.Tensor
             return torch.arange(parameter.numel(), dtype=torch.float32).view(parameter.shape) + 1
 
     model = sharded(network)

@@ -424,6 +424,29 @@ def test_a_model_may_be_sharded_and_used_after_the_smoothout_was_made(in_two_pro
     in_two_processes(sharded_after_the_smoothout_was_made)
 
 
+def gathered_ahead_of_the_noise(rank, attached):
+    """As loops do that hide the communication: what comes has the clean values."""
+    twin, model, of_twin, of_model = rooted()
+    ((x, _),) = batches(1)
+    for each, smooth in ((twin, of_twin), (model, of_model)):
+        if attached:
+            smooth.attach(sgd(each))
+        if each is model:
+            model.unshard(async_op=True)
+            model.block.unshard(async_op=True)
+        with nullcontext() if attached else smooth.perturbed():
+            each(x).square().mean().backward()
+    for ours, expected in zip(gradients_of(model), gradients_of(twin), strict=True):
+        torch.testing.assert_close(ours, expected)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_fsdp2_weights_that_were_asked_for_ahead_have_the_noise(in_two_processes, attached):
+    in_two_processes(gathered_ahead_of_the_noise, attached)
+
+
 def late_backward_of_a_part(rank):
     _, model, _, smooth = rooted()
     with smooth.perturbed():

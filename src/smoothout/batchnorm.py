@@ -31,7 +31,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """
     layers = _tracking(model)
     # InstanceNorm writes to its statistics whether it tracks or not.
-    instance_norms = (m for m in model.modules() if isinstance(m, _InstanceNorm) and m.track_running_stats)
+    instance_norms = (m for m in model.modules() if isinstance(m, _InstanceNorm))
     written = [(buffer, buffer.clone()) for layer in instance_norms for buffer in layer.buffers()]
     for layer in layers:
         layer.track_running_stats = False

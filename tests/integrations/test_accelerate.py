@@ -107,6 +107,15 @@ def test_checkpoints_are_clean_and_resume_is_bit_equal(tmp_path):
     assert_equal_models(resumed.bare, loop.bare)
 
 
+@pytest.mark.parametrize("draw", ["step", "forward"])
+def test_one_theta_per_step_or_per_batch(draw):
+    loop, seen = Loop(draw=draw), []
+    loop.bare[0].register_forward_hook(lambda m, *_: seen.append(m.weight.detach() - loop.clean["0.weight"]))
+    loop.epoch()
+    assert torch.equal(seen[0], seen[1]) is (draw == "step")
+    assert not torch.equal(seen[1], seen[2])
+
+
 def test_bf16():
     loop = Loop(accelerator={"mixed_precision": "bf16"}).epoch()
     assert loop.noisy == 8
@@ -164,6 +173,10 @@ def test_what_is_not_supported_is_refused():
         attach(one, nn.DataParallel(model), one.prepare(optimizer))
     with pytest.raises(ValueError, match="strength=-1"):
         attach(one, prepared, optimizer, -1)
+    for kind, reason in (("DEEPSPEED", "buffers of its own"), ("MEGATRON_LM", "use FSDP2")):
+        one.state.distributed_type = accelerate.DistributedType(kind)
+        with pytest.raises(ValueError, match=reason):
+            attach(one, prepared, optimizer)
 
 
 def as_launched(rank):

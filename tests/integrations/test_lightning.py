@@ -128,9 +128,12 @@ def test_resume_at_an_epochs_end_is_bit_equal(tmp_path):
     resumed, callback = Regression(), SmoothOutCallback(0.3, scale="filter", seed=99)  # the seed is the checkpoint's
     resumed.load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
     resumed.clean = resumed.copy()
-    fit(resumed, [callback], tmp_path / "rest", ckpt_path=checkpoint)
+    trainer = fit(resumed, [callback], tmp_path / "rest", ckpt_path=checkpoint)
     assert_equal_models(resumed, whole)
     assert callback.smooth.step_count == 12
+    trainer.save_checkpoint(tmp_path / "again.ckpt")
+    again = torch.load(tmp_path / "again.ckpt", weights_only=True)["callbacks"][callback.state_key]
+    assert (again["step"], again["seed"]) == (12, 3)
 
 
 def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
@@ -139,6 +142,57 @@ def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
     trainer.fit_loop.max_epochs = EPOCHS
     trainer.fit(module, loader(), loader(seed=2, rows=16))
     assert callback.smooth.step_count == 12
+
+
+def test_a_second_fit_has_the_layers_that_are_there_now(tmp_path):
+    module, callback = Regression(), SmoothOutCallback(0.3, **SETTINGS)
+    module.net[0].requires_grad_(False)
+    fit(module, [callback], tmp_path, max_epochs=2)
+    callback.smooth.strength = 0.2
+    module.net[0].requires_grad_(True)
+    module.net[4] = nn.Linear(8, 3)
+    module.clean = module.copy()
+    fit(module, [callback], tmp_path, max_epochs=2)
+    own = [row.plain_name for row in callback.smooth._perturbation.selected]
+    assert own == ["net.0.weight", "net.0.bias", "net.4.weight", "net.4.bias"]
+    assert (callback.smooth.step_count, callback.smooth.strength) == (12, 0.2)
+    fit(Regression(), [callback], tmp_path, max_epochs=2)
+    assert (callback.smooth.step_count, callback.smooth.strength) == (6, 0.3)  # another module begins anew
+
+
+def test_a_checkpoint_that_is_tested_does_not_move_the_noise(tmp_path):
+    class Unwatched(Regression):
+        def is_clean(self):
+            return True  # validation has the checkpoint's weights
+
+    module, callback = Unwatched(), SmoothOutCallback(0.3, **SETTINGS)
+    assert callback.state_dict() == {}  # a checkpoint made before training
+    saver = L.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer = fit(module, [saver, callback], tmp_path, max_epochs=2)
+    before = copy.deepcopy(module.state_dict())
+    trainer.validate(module, loader(), ckpt_path=min(tmp_path.glob("*.ckpt")), verbose=False)
+    assert callback.state_dict()["step"] == 2  # a checkpoint made now has these weights
+    module.load_state_dict(before)
+    trainer.fit_loop.max_epochs = EPOCHS
+    trainer.fit(module, loader(), loader(seed=2, rows=16))
+    assert callback.smooth.step_count == 12
+
+
+def test_a_search_for_a_learning_rate_after_training_began_leaves_the_noise_where_it_was(tmp_path):
+    class Search(L.callbacks.LearningRateFinder):
+        def on_fit_start(self, trainer, module):
+            pass
+
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 0:
+                self.lr_find(trainer, module)
+                assert module.noisy == 5 * ACCUMULATE  # the search has noise as well
+                module.clean = module.copy()
+
+    module, callback = Regression(), SmoothOutCallback(0.3, **SETTINGS)
+    fit(module, [Search(num_training_steps=5, update_attr=False), callback], tmp_path)
+    assert callback.smooth.step_count == 12
+    assert_equal_models(module.net, explicit())
 
 
 @pytest.mark.parametrize("moment", ["training_step", "between", "backward", "validation"])
@@ -304,6 +358,7 @@ def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
 
     with pytest.raises(ValueError, match=r"automatic_optimization=False.*with smooth.perturbed\(\)"):
         fit(Manual(), [SmoothOutCallback()], tmp_path, gradient_clip_val=None, accumulate_grad_batches=1)
+    L.Trainer(callbacks=[SmoothOutCallback()], logger=False, accelerator="cpu").validate(Manual(), loader())
     with pytest.raises(ValueError, match="DeepSpeed keeps the weights in buffers of its own"):
         fit(Regression(), [SmoothOutCallback()], tmp_path, strategy=DeepSpeedStrategy(torch.device("cpu")))
     with pytest.raises(ValueError, match="use DistributedDataParallel"):

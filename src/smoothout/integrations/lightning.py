@@ -66,6 +66,7 @@ class SmoothOutCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would go wrong before anything is trained."""
+        self._loaded = None  # Lightning loads after this: what is left is of a checkpoint that was tested, or not begun
         if stage != "fit":
             return
         for base in type(trainer.strategy).__mro__:
@@ -82,15 +83,21 @@ class SmoothOutCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Here and not earlier: the weights are where they will be trained, and learning-rate finders are done."""
         self._detach()
-        if self.smooth is None or self._training_step is None or self._training_step.module is not pl_module:
-            self._training_step = _TrainingStep(pl_module)
-            arguments = self._arguments | {"select": _without_prefix(self._arguments.get("select"))}
-            self.smooth = SmoothOut(self._training_step, self._strength, **arguments)
+        same_module = self._training_step is not None and self._training_step.module is pl_module
+        former = self.smooth if same_module else None
+        strength = self._strength if former is None else former.strength
+        arguments = self._arguments | {"select": _without_prefix(self._arguments.get("select"))}
+        # Anew in every fit, since layers may have been unfrozen or replaced, but from where the last one ended.
+        training_step = _TrainingStep(pl_module)
+        self.smooth, self._training_step = SmoothOut(training_step, strength, **arguments), training_step
+        if former is not None:
+            position = {"seed": former.perturbation.seed, "step": former.step_count}
+            self.smooth.load_state_dict(self.smooth.state_dict() | position)
         if self._loaded is not None:
             self.smooth.load_state_dict(self._loaded)
             self._loaded = None
         self._attachment = self.smooth.attach(trainer.optimizers, draw=self._draw)
-        self._training_step.replace(trainer.strategy)
+        training_step.replace(trainer.strategy)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # Stochastic weight averaging ends with an epoch for BatchNorm's statistics, without backward: no noise there.
@@ -101,9 +108,6 @@ class SmoothOutCallback(Callback):
         self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._detach()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._detach()
 
     def state_dict(self) -> dict[str, Any]:
