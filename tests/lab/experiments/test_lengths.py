@@ -78,6 +78,7 @@ def test_orders_are_compared_within_strata():
     scores = [one + other for one in taus for other in taus]
     assert p == pytest.approx(sum(abs(score) == 2 for score in scores) / len(scores), abs=0.01)
     assert lengths.kendall([1.0, 1.0], [1.0, 2.0], [0, 0]) == (0.0, 1.0)
+    assert lengths.kendall([1.0, 2.0], [1.0, 2.0], ["low", "high"]) == (0.0, 1.0)  # nothing to compare
 
 
 def by_epoch(found, early, late, last):
