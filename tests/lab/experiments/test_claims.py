@@ -73,3 +73,31 @@ def test_the_gap_between_small_and_large_batch_with_and_without_dropout(as_if_ru
     assert "Bernoulli" not in found.evidence
     noisy = runs(as_if_run, dropped, 0.71)
     assert "Bernoulli noise at 5000 changes accuracy by -1.00 points" in verdict("dropout", made + noisy).evidence
+
+
+@pytest.mark.parametrize(
+    ("mean", "n", "word"),
+    [(0.75, 3, "gains over the baseline"), (0.70, 3, "no gain measured"), (0.75, 2, "no gain measured"),
+     (0.65, 3, "no gain measured")],
+)  # fmt: skip
+def test_an_average_gains_only_where_that_is_shown(as_if_run, mean, n, word):
+    made = runs(as_if_run, configure(PAPER, C1, C1.large, "plain"), 0.7)
+    made += runs(as_if_run, configure(PAPER, C1, C1.large, "swa"), mean, n)
+    assert verdict("SWA", made).verdict == word
+
+
+@pytest.mark.parametrize(("mean", "word"), [(0.70, "holds"), (0.75, "no difference measured"), (0.9, "does not hold")])
+def test_the_large_batch_reaches_the_small_one_only_where_that_is_shown(as_if_run, mean, word):
+    made = runs(as_if_run, configure(PAPER, C1, C1.small, "plain"), mean)
+    made += runs(as_if_run, configure(PAPER, C1, C1.large, "smoothout"), 0.75)
+    assert verdict("reaches", made).verdict.startswith(word)
+    assert verdict("reaches", made[:-1]).verdict == "too few runs"
+
+
+def test_gains_of_a_side_without_a_seed_in_common_are_not_compared(as_if_run):
+    made = []
+    for size in (C1.small, C1.large):
+        made += runs(as_if_run, configure(PAPER, C1, size, "plain"), 0.7)
+        smooth = configure(PAPER, C1, size, "smoothout")
+        made += [as_if_run(smooth.with_seed(seed + (9 if size == C1.large else 0)), 0.75) for seed in range(3)]
+    assert verdict("gains more", made).verdict == "not measured yet"
