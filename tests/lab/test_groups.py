@@ -12,13 +12,14 @@ from smoothout.lab.groups import (
     Group,
     Sample,
     baseline_of,
+    compare_in_study,
     contrast,
     difference,
     group_runs,
     pooled,
 )
 from smoothout.lab.report.names import name_of
-from smoothout.lab.report.sections import _difference, all_sections
+from smoothout.lab.report.sections import _difference, all_sections, last_accuracy
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 
@@ -115,6 +116,29 @@ def test_a_run_that_stopped_early_says_so_beside_others():
 def test_a_baseline_that_trains_otherwise_is_none():
     noisy, plain = (Group(resolve(method=method, lr=lr), ()) for method, lr in (("smoothout", 0.1), ("plain", 0.05)))
     assert baseline_of(noisy, [plain, noisy]) is None
+
+
+@pytest.mark.parametrize("settings", [{"log_smoothed_loss": True}, {"channels_last": True}, {"compile": True}])
+def test_a_baseline_may_differ_in_what_changes_nothing_that_is_learnt(settings):
+    noisy, plain = Group(resolve(method="smoothout", **settings), ()), Group(resolve(method="plain"), ())
+    assert baseline_of(noisy, [plain, noisy]) is plain
+
+
+def test_an_interval_is_by_the_spread_of_all_groups_that_train_as_long_on_either_side(tmp_path):
+    run = _a_run(tmp_path)
+
+    def group(epochs, *accuracies, lr=0.1):
+        config = resolve(model="mlp", method="plain", epochs=epochs, lr=lr)
+        last = (replace(run.record.last, test_accuracy=value) for value in accuracies)
+        records = (replace(run.record, config=config.with_seed(i), last=each) for i, each in enumerate(last))
+        return Group(config, tuple(replace(run, config=record.config, record=record) for record in records))
+
+    short, long = group(1, 0.1, 0.2, 0.3), group(2, 0.5, 0.7, 0.6)
+    study = [short, long, group(2, 0.2, 0.8, lr=0.2), group(3, 0.0, 1.0)]
+    found = compare_in_study([long], [short], last_accuracy, study)
+    expected = contrast([long.sample(last_accuracy)], [short.sample(last_accuracy)],
+                        pooled(each.sample(last_accuracy) for each in study[:3]))  # fmt: skip
+    assert (found.mean, found.low, found.high) == (expected.mean, expected.low, expected.high)
 
 
 def test_a_seed_counts_once_by_its_first_training(tmp_path):

@@ -185,7 +185,9 @@ def test_swa_is_the_mean_over_the_ends_of_the_last_epochs(model):
     assert all(map(torch.equal, weights(model), ends[-1]))  # training goes on from its own weights
 
 
-@pytest.mark.parametrize(("start", "epochs", "averaged"), [(0.0, 4, 4), (0.75, 30, 8), (0.99, 2, 1), (0.75, 1, 1)])
+@pytest.mark.parametrize(
+    ("start", "epochs", "averaged"), [(0.0, 4, 4), (0.75, 30, 8), (0.7, 90, 27), (0.99, 2, 1), (0.75, 1, 1)]
+)
 def test_how_many_epochs_swa_averages(model, start, epochs, averaged):
     method = swa(GhostStep(model, sgd(model)), start, epochs, 1)
     for step in range(epochs):

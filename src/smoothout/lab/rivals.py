@@ -131,7 +131,8 @@ class Averaged(Plain):
 def swa(update: GhostStep, start: float, steps: int, steps_per_epoch: int) -> Averaged:
     """The plain mean of the weights at the ends of epochs, once the fraction `start` of training is over."""
     epochs = steps // steps_per_epoch
-    before = min(math.floor(start * epochs), epochs - 1)  # at least the last epoch counts
+    # 0.7 · 90 is a little less than 63 in floating point. At least the last epoch counts.
+    before = min(math.floor(round(start * epochs, 6)), epochs - 1)
     return Averaged(
         update,
         get_swa_multi_avg_fn(),

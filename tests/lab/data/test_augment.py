@@ -64,6 +64,17 @@ def test_batched_on_the_device_equals_pillow_image_by_image(augment, shape):
         assert (batched[row] - by_pillow).abs().max() < 1.1
 
 
+def test_images_of_256_are_cut_to_224_as_they_are():
+    """The paper's sizes, by the names that configurations use."""
+    image = photo_like(1, 256, 256)
+    (middle,) = augmentation("centre-crop").apply(image, uniforms(1, 0))
+    torch.testing.assert_close(middle, image[0, :, 16:240, 16:240].float())
+    for numbers, top, left in (([0.0, 0.9999, 0.9], 0, 32), ([0.9999, 0.5, 0.9], 32, 16)):
+        (cut,) = augmentation("random-crop").apply(image, torch.tensor([numbers]))
+        torch.testing.assert_close(cut, image[0, :, top : top + 224, left : left + 224].float())
+    assert augmentation("resized-crop").apply(image, uniforms(1, 23)).shape == (1, 3, 224, 224)
+
+
 def test_resizing_then_cutting_is_the_box():
     """RandomCrop is defined as two steps; the box does both at once."""
     image = photo_like(1, 60, 80)

@@ -78,6 +78,8 @@ def test_orders_are_compared_within_strata():
     scores = [one + other for one in taus for other in taus]
     assert p == pytest.approx(sum(abs(score) == 2 for score in scores) / len(scores), abs=0.01)
     assert lengths.kendall([1.0, 1.0], [1.0, 2.0], [0, 0]) == (0.0, 1.0)
+    assert lengths.kendall([1.0, 2.0], [1.0, 2.0], ["low", "high"]) == (0.0, 1.0)  # nothing to compare
+    assert lengths._in_common(range(5), [0, 1, 2, 4, 3]) == ("no order in common is shown", "τ +0.80 (p = 0.086)")
 
 
 def by_epoch(found, early, late, last):
@@ -111,6 +113,7 @@ def test_when_the_order_is_decided_is_read_from_whole_runs(as_if_run):
     assert "over 7 runs, with the last epoch by itself τ -1.00" in on_held_out.evidence
     assert "accuracy then changes by +0.20 ± 0.00 points" in on_held_out.evidence
     assert on_test.verdict == "not measured yet"
+    assert (on_held_out.claim[-15:], on_test.claim[-11:]) == ("held-out images", "test images")
     assert decided(runs([0.002] * 7, hold_out=0))[1].verdict == "holds"
     turned, _ = decided(runs([-0.02 * i for i in range(7)]))
     assert turned.verdict == "the opposite order"

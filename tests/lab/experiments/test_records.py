@@ -34,6 +34,16 @@ def test_training_again_lends_measurements_and_changes_no_accuracy(as_if_run):
         assert found.run.record.last.test_accuracy == 0.9  # its own, beside its measurements
 
 
+def test_a_run_that_diverged_and_was_tried_again_counts_as_what_came_of_it(as_if_run):
+    config = resolve(dataset="digits", model="mlp")
+    again = as_if_run(config, 0.8)
+    again = replace(again, has_weights=False)
+    lost = replace(again, run=replace(again.run, record=None, failure="the loss is nan"))
+    for runs in ([lost, again], [again, lost]):
+        assert Records(runs).diverged(config) == 0
+        assert len(Records(runs).group(config).runs) == 1
+
+
 @pytest.fixture(scope="module")
 def whole_and_stopped(tmp_path_factory):
     """Trained for real: all four epochs, measured, and the first two of four."""

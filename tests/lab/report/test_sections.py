@@ -7,11 +7,11 @@ import pytest
 
 from smoothout.lab import measurements
 from smoothout.lab.config import resolve
-from smoothout.lab.groups import Group, Sample, group_runs
+from smoothout.lab.groups import Difference, Group, Sample, group_runs
 from smoothout.lab.methods import METHODS
 from smoothout.lab.report.measured import number
 from smoothout.lab.report.names import name_of
-from smoothout.lab.report.sections import _signed, figures_sections, table_sections
+from smoothout.lab.report.sections import _difference, _signed, figures_sections, table_sections
 from smoothout.lab.runs import load_run
 from smoothout.lab.train.start import Options, train
 from smoothout.lab.trained import load_trained
@@ -147,6 +147,26 @@ def test_a_row_that_is_not_wholly_measured_says_so_and_is_in_no_picture(runs):
 
 def test_an_interval_keeps_the_zeros_at_its_end():
     assert [_signed(x, 2) for x in (-0.43, -0.3, 0.04, 12.0, 3e-5)] == ["-0.43", "-0.30", "+0.040", "+12", "+3.0e-05"]
+
+
+@pytest.mark.parametrize(
+    ("points", "sign", "n", "diverged", "tone"),
+    [
+        (True, 1, 3, 0, "good"),
+        (True, -1, 3, 0, "bad"),
+        (False, 1, 3, 0, "bad"),
+        (False, -1, 3, 0, "good"),
+        (False, -1, 2, 0, "faint"),
+        (True, 1, 3, 1, "faint"),
+        (True, -1, 3, 1, "bad"),
+        (False, 1, 3, 1, "bad"),
+        (False, -1, 3, 1, "faint"),  # a lower loss of those that did not diverge
+    ],
+)
+def test_more_accuracy_is_good_and_more_loss_is_bad(points, sign, n, diverged, tone):
+    group = Group(resolve(method="smoothout"), (), diverged)
+    found = Difference(sign * 0.3, sign * 0.3 - 0.1, sign * 0.3 + 0.1, n, paired=True)
+    assert _difference(found, group, points).tone == tone
 
 
 def test_sharpness_and_curvature_are_shown_where_all_runs_have_them_alike(runs):

@@ -49,6 +49,13 @@ def test_the_rate_decays_and_warms_up():
     assert rates == pytest.approx(expected)
 
 
+def test_a_warm_up_may_end_within_an_epoch_and_after_a_milestone():
+    config = resolve(model="mlp", lr=2.0, milestones="1", lr_warmup=2.5, epochs=4)
+    rates = [learning_rate(config, epoch, step, 3) for epoch in range(4) for step in range(3)]
+    decayed = [1.0] * 3 + [0.1] * 9
+    assert rates == pytest.approx([2.0 * factor * min(1, (i + 1) / 7.5) for i, factor in enumerate(decayed)])
+
+
 @pytest.mark.parametrize(
     ("name", "ends"),
     [("constant", (1, 1)), ("linear", (0, 1)), ("cosine", (0, 1)), ("tanh", (0, 1)), ("tanh-falling", (1, 0))],

@@ -1,6 +1,7 @@
 """Claims of the paper's text, each a small experiment on C1 with a verdict from the records.
 
-A gain is claimed only with three runs a side and an interval that excludes zero (`Difference.is_shown`).
+A gain is claimed only with three runs a side and an interval that excludes zero (`Difference.is_shown`), and nothing of
+configurations of which a run diverged.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from smoothout.lab.experiments.measuring import sensitivity, sharpness
 from smoothout.lab.experiments.networks import C1, configure, label
 from smoothout.lab.experiments.records import Records
 from smoothout.lab.experiments.table1 import rows_of
+from smoothout.lab.experiments.verdicts import groups_of
 from smoothout.lab.experiments.vocabulary import NOT_MEASURED, Experiment, Row, Setting, Verdict
-from smoothout.lab.groups import FEWEST_RUNS, Difference, Group, Sample, compare, difference, pairs, reported, sense_of
+from smoothout.lab.groups import FEWEST_RUNS, Difference, Sample, compare, difference, pairs, reported, sense_of
 
 PAPER_SDS = {
     ("plain", "small"): 0.33,
@@ -74,18 +76,18 @@ def _swa(setting: Setting) -> list[Row]:
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def _of(setting: Setting, records: Records, batch: str, method: str) -> Group | None:
-    return records.group(configure(setting, C1, getattr(C1, batch), method))
+def _at(setting: Setting, batch: str, method: str) -> Config:
+    return configure(setting, C1, getattr(C1, batch), method)
 
 
 def _strength_is_robust(setting: Setting, records: Records) -> Verdict:
     claim = "a is robust: chosen at the small batch, it serves the large one untouched"
     setting = replace(setting, preset="ours")
     small, large = ([held_out(setting, C1, size, "plain"), *_strengths(setting, size)] for size in (C1.small, C1.large))
-    groups = [[records.group(config) for config in configs] for configs in (small, large)]
-    if any(group is None for side in groups for group in side):
-        return Verdict(claim, NOT_MEASURED, "")
-    at_small, at_large = ([group for group in side if group is not None] for side in groups)
+    groups = groups_of((*small, *large), records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, "")
+    at_small, at_large = groups[: len(small)], groups[len(small) :]
     best = max(range(1, len(at_small)), key=lambda i: at_small[i].sample(reported).mean)
     gains = [compare(at_large[0], group, reported) for group in at_large[1:]]
     helpful = [f"{FACTORS[i]:g}" for i, gain in enumerate(gains) if gain and gain.is_shown and gain.mean > 0]
@@ -104,10 +106,11 @@ def _strengths(setting: Setting, batch_size: int) -> list[Config]:
 
 def _large_gains_more(setting: Setting, records: Records) -> Verdict:
     claim = "the large batch gains more from SmoothOut than the small one, at the same learning rate"
-    gains = []
-    for batch in ("small", "large"):
-        plain, smooth = _of(setting, records, batch, "plain"), _of(setting, records, batch, "smoothout")
-        gains.append([] if plain is None or smooth is None else pairs(plain, smooth, reported))
+    sides = [_at(setting, batch, method) for batch in ("small", "large") for method in ("plain", "smoothout")]
+    groups = groups_of(sides, records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, "")
+    gains = [pairs(plain, smooth, reported) for plain, smooth in (groups[:2], groups[2:])]
     if not all(gains):
         return Verdict(claim, NOT_MEASURED, "")
     more = difference(gains[0], gains[1], paired=False)
@@ -118,10 +121,10 @@ def _large_gains_more(setting: Setting, records: Records) -> Verdict:
 
 def _large_reaches_small(setting: Setting, records: Records) -> Verdict:
     claim = "the large batch with SmoothOut reaches the small-batch baseline"
-    small, large = _of(setting, records, "small", "plain"), _of(setting, records, "large", "smoothout")
-    if small is None or large is None:
-        return Verdict(claim, NOT_MEASURED, "")
-    gap = compare(small, large, reported)
+    groups = groups_of((_at(setting, "small", "plain"), _at(setting, "large", "smoothout")), records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, "")
+    gap = compare(groups[0], groups[1], reported)
     evidence = f"batch {C1.large} with SmoothOut minus batch {C1.small} without: {_points(gap)}"
     if gap is None or gap.n < FEWEST_RUNS:
         return Verdict(claim, "too few runs", evidence)
@@ -164,28 +167,32 @@ def _ranks_agree(setting: Setting, records: Records) -> Verdict:
 
 def _dropout_leaves_the_gap(setting: Setting, records: Records) -> Verdict:
     claim = "dropout does not close the gap between small and large batch"
-    with_ = [_of(setting, records, batch, "plain") for batch in ("small", "large")]
-    without = [records.group(row.config) for row in _dropout(setting)[:2]]
+    *without, dropped = (row.config for row in _dropout(setting))
+    groups = groups_of([*(_at(setting, batch, "plain") for batch in ("small", "large")), *without], records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, "")
     texts, gaps = [], []
-    for name, (small, large) in (("with dropout", with_), ("without", without)):
-        if small is None or large is None:
-            return Verdict(claim, NOT_MEASURED, "")
+    for name, (small, large) in (("with dropout", groups[:2]), ("without", groups[2:])):
         gaps.append(compare(large, small, reported))
         texts.append(f"gap {name}: {_points(gaps[-1])}")
-    dropped, base = records.group(_dropout(setting)[2].config), with_[1]
-    if dropped is not None and base is not None:
-        texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, dropped, reported))}")
+    of_noise = groups_of((_at(setting, "large", "plain"), dropped), records)
+    if not isinstance(of_noise, str):
+        base, noisy = of_noise
+        texts.append(f"Bernoulli noise at {C1.large} changes accuracy by {_points(compare(base, noisy, reported))}")
     return Verdict(claim, sense_of(gaps[0], less="does not hold"), "; ".join(texts))
 
 
 def _spread_over_runs(setting: Setting, records: Records) -> Verdict:
     claim = "different runs converge to similar accuracy: standard deviations of C1"
+    too_few = f"at least {FEWEST_RUNS} runs of each kind are needed"
+    groups = groups_of([_at(setting, batch, method) for method, batch in PAPER_SDS], records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, too_few if groups == NOT_MEASURED else "")
     texts, inside = [], 0
-    for (method, batch), paper in PAPER_SDS.items():
-        group = _of(setting, records, batch, method)
-        sd = None if group is None else group.sample(reported).sd
-        if group is None or sd is None or len(group.records) < 3:
-            return Verdict(claim, NOT_MEASURED, "at least 3 runs of each kind are needed")
+    for group, ((_, batch), paper) in zip(groups, PAPER_SDS.items()):
+        sd = group.sample(reported).sd
+        if sd is None or len(group.records) < FEWEST_RUNS:
+            return Verdict(claim, NOT_MEASURED, too_few)
         freedom = len(group.records) - 1
         # χ² quantiles; `scipy.stats` has them too, and takes most of a second to import.
         low, high = (100 * sd * (freedom / (2 * gammaincinv(freedom / 2, q))) ** 0.5 for q in (0.975, 0.025))
@@ -197,10 +204,10 @@ def _spread_over_runs(setting: Setting, records: Records) -> Verdict:
 
 def _averaging_at_large_batch(setting: Setting, records: Records) -> Verdict:
     claim = "averaging weights (SWA) at the large batch"
-    base, group = (_of(setting, records, "large", method) for method in ("plain", "swa"))
-    if base is None or group is None:
-        return Verdict(claim, NOT_MEASURED, "")
-    gain = compare(base, group, reported)
+    groups = groups_of([_at(setting, "large", method) for method in ("plain", "swa")], records)
+    if isinstance(groups, str):
+        return Verdict(claim, groups, "")
+    gain = compare(groups[0], groups[1], reported)
     gains = gain is not None and gain.is_shown and gain.mean > 0
     verdict = "gains over the baseline" if gains else "no gain measured"
     return Verdict(claim, verdict, f"against the baseline: {_points(gain)}")

@@ -133,6 +133,8 @@ def kendall(first: Sequence[float], second: Sequence[float], strata: Sequence[Ha
         score += sum(_sign((x1 - x2) * (y1 - y2)) for (x1, y1), (x2, y2) in combinations(values, 2))
         pairs += n * (n - 1) // 2
         variance += n * (n - 1) * (2 * n + 5) / 18
+    if not pairs:
+        return 0.0, 1.0
     z = max(abs(score) - 1, 0) / math.sqrt(variance)  # less one: scores are whole numbers
     return score / pairs, math.erfc(z / math.sqrt(2))
 

@@ -160,5 +160,6 @@ def look(path: Path) -> Found:
     return Found(load_run(path), measured, (path / LAST_WEIGHTS).exists())
 
 
-def _worth(found: Found) -> tuple[bool, bool, int]:
-    return found.is_done, found.has_weights, len(found.measured)
+def _worth(found: Found) -> tuple[bool, bool, bool, int]:
+    """One that diverged and was tried again counts as what came of it."""
+    return found.is_done, found.run.record is not None, found.has_weights, len(found.measured)

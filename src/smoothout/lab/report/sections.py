@@ -149,7 +149,7 @@ def _setting(group: Group, name: str) -> str:
     return in_words(group.processes if name == "processes" else getattr(group.config, name))
 
 
-def is_claimed(d: Difference | None, group: Group, more_is_better: bool = False) -> bool:
+def is_claimed(d: Difference | None, group: Group, more_is_better: bool) -> bool:
     """Whether a difference may be: nothing is better by leaving the runs out that diverged."""
     if d is None or not d.is_shown:
         return False
