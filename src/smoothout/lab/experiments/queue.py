@@ -103,7 +103,7 @@ def plan(
 
 
 def _place_in_queue(task: Task) -> tuple[int, bool, bool, bool, float]:
-    """Without a baseline nothing can be said of a seed."""
+    """Baselines come before methods: without one nothing can be said of a seed."""
     is_method = task.config.method != "plain"
     return task.config.seed, task.line is not None, not task.is_begun, is_method, task.seconds
 
