@@ -227,7 +227,7 @@ class Attachment:
         self._stepping.add(optimizer)
 
     def _after_any_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Of an optimizer that nobody attached, such as one made anew every epoch: θ would stay the same for ever."""
+        """Warn of an optimizer that nobody attached, such as one made anew every epoch: θ would never change."""
         if self._warned or not self._forward_since_step or self._stepping or optimizer in self._strangers:
             return
         if optimizer in self._optimizers:

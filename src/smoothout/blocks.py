@@ -45,7 +45,7 @@ class Piece:
         return raw[self.offset : self.offset + math.prod(self.shape)].view(self.shape)[self.window]
 
     def rows_of(self, local: Tensor) -> Tensor:
-        """What stands beside the weights in a tensor with the local one's shape."""
+        """The same rows of another tensor that has the local one's shape."""
         return local.narrow(0, self.local_row, len(self.weights)) if self.weights.ndim else local
 
 

@@ -248,7 +248,7 @@ class Perturbation:
                 state[prefix + slot] = sharding.like(self._parameters[index], self._backups[index].clone())
 
     def _warn_of_copies(self) -> None:
-        """Of the model while noise is applied, such as `copy.deepcopy(model)` or `torch.save(model)`."""
+        """Called where the model is copied or pickled, as by `copy.deepcopy(model)` or `torch.save(model)`."""
         if self.noisy:
             warnings.warn(
                 "this copy of a model has the noise in its weights: copy or save state_dict(), which is clean, or do "

@@ -118,7 +118,7 @@ def select_parameters(model: nn.Module, predicate: Predicate | None = None) -> l
 
 
 def frozen_parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Of every floating-point parameter that does not train now: its name, the module that holds it, and its slot."""
+    """The floating-point parameters that do not train now: name, the module that holds it, and its slot there."""
     return [
         (f"{module_name}.{slot}" if module_name else slot, module, slot)
         for module_name, module in model.named_modules()

@@ -156,7 +156,7 @@ class Config:
 
 @cache
 def _types() -> dict[str, tuple[Any, bool]]:
-    """Of every setting its type, and whether it may be None."""
+    """The type of every setting, and whether it may be None."""
     hints = get_type_hints(Config).items()
     return {name: (get_args(h)[0], True) if isinstance(h, types.UnionType) else (h, False) for name, h in hints}
 
@@ -310,7 +310,7 @@ def _check_numbers(config: Config) -> None:
 
 
 def _refuse_ignored(method: str, asked: Mapping[str, Any]) -> None:
-    """Of what is asked for only: a saved run that has such a setting can still be read."""
+    """Refuse them where they are asked for, not in a `Config`: a saved run that has one can still be read."""
     for name in METHODS[method].ignores:
         if asked.get(name, getattr(Config, name)) != getattr(Config, name):
             raise ConfigError(

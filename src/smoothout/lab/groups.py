@@ -148,7 +148,7 @@ class Difference:
         return self.n >= FEWEST_RUNS and self.excludes_zero and self.may_be_claimed
 
     def in_points(self) -> str:
-        """Of accuracies, for a sentence."""
+        """A difference of accuracies, for a sentence."""
         return f"{100 * self.mean:+.2f} points [{100 * self.low:+.2f}, {100 * self.high:+.2f}] (n = {self.n})"
 
 
@@ -161,7 +161,7 @@ class Spread:
 
 
 def pooled(samples: Iterable[Sample]) -> Spread | None:
-    """Of samples whose means differ and whose deviations do not; None if all are single values."""
+    """From samples whose means may differ and whose deviations are one; None if all are single values."""
     several = [(sample.n - 1, sample.sd) for sample in samples if sample.sd is not None]
     freedom = sum(n for n, _ in several)
     return Spread(math.sqrt(math.fsum(n * sd**2 for n, sd in several) / freedom), freedom) if freedom else None
@@ -247,7 +247,7 @@ def has_its_own_seconds(record: Record) -> bool:
 
 
 def each_training_once(records: Iterable[Record]) -> list[Record]:
-    """Without those that are the first epochs of another one among them."""
+    """The records, without those that are the first epochs of another one among them."""
     longest: dict[tuple[str, str], Record] = {}
     for record in sorted(records, key=lambda record: record.config.epochs_trained):
         longest[record.config.to_the_end().hash, record.provenance.started] = record

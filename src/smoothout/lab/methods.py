@@ -74,9 +74,13 @@ class Plain:
         self.update = update
 
     def step(self, batch: Batch) -> StepResult:
-        seen = add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
+        seen = self._backward(batch)
         self.update.update()
         return StepResult(*seen)
+
+    def _backward(self, batch: Batch) -> Seen:
+        """Add up the gradients of all ghosts, at the weights as they are now."""
+        return add_up(map(self.update.backward, self.update.ghosts(batch)))
 
     def judged(self, training_images: TrainingImages) -> AbstractContextManager[None]:
         return nullcontext()
@@ -131,7 +135,7 @@ class Smoothed(Plain):
 
     def _one_draw(self, batch: Batch) -> Seen:
         with self.smooth.perturbed():
-            return add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
+            return self._backward(batch)
 
     def _several_draws(self, batch: Batch, n: int) -> Seen:
         with self.smooth.samples(n, self.antithetic) as draws:
@@ -139,7 +143,7 @@ class Smoothed(Plain):
         return Seen(seen.loss, seen.correct / n)
 
     def _draws_for_ghosts(self, batch: Batch) -> Seen:
-        backward, ghosts = self.update.backward, list(self.update.ghosts(batch))
+        backward, ghosts = self.update.backward, self.update.ghosts(batch)
         noisy, together = self.noisy_ghosts(len(ghosts)), self.ghosts_per_draw
         sharing = [ghosts[first : min(first + together, noisy)] for first in range(0, noisy, together)]
         with self.smooth.samples(len(sharing), self.antithetic and len(sharing) % 2 == 0) as draws:
@@ -161,11 +165,11 @@ class FixedCopies(Plain):
         self.ensemble, self.strength = ensemble, ensemble.strength
 
     def step(self, batch: Batch) -> StepResult:
-        seen = add_up(self._backward(ghost) for ghost in self.update.ghosts(batch))
+        seen = add_up(map(self._backward_of_copies, self.update.ghosts(batch)))
         self.update.update()
         return StepResult(*seen, evaluations=self.ensemble.copies)
 
-    def _backward(self, ghost: Batch) -> Seen:
+    def _backward_of_copies(self, ghost: Batch) -> Seen:
         right = torch.zeros((), device=ghost.labels.device)
 
         def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

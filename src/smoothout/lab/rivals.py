@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from smoothout.extras import install
 from smoothout.lab.methods import Plain, StepResult, TrainingImages
-from smoothout.lab.train.ghost_step import Batch, GhostStep, Seen, add_up
+from smoothout.lab.train.ghost_step import Batch, GhostStep
 from smoothout.lab.train.statistics import measure_statistics
 
 
@@ -43,9 +43,6 @@ class SharpnessAware(Plain):
             self._backward(batch)
         self.update.update()
         return StepResult(*seen, evaluations=2)
-
-    def _backward(self, batch: Batch) -> Seen:
-        return add_up(self.update.backward(ghost) for ghost in self.update.ghosts(batch))
 
     @contextmanager
     def _uphill(self) -> Iterator[None]:

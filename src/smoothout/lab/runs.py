@@ -103,7 +103,7 @@ class Provenance:
 
     @classmethod
     def here(cls, device: torch.device, processes: int = 1, together: int = 1) -> Provenance:
-        """Of this process, now."""
+        """That of this process, now."""
         is_cuda = device.type == "cuda"
         return cls(
             started=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -21,7 +21,6 @@ from smoothout.lab.train import build
 from smoothout.lab.train.processes import choose_device
 
 Batch = tuple[Tensor, Tensor]
-SPLITS = ("train", "test")
 # On CUDA, where a thousand images are done before the next are launched.
 LARGER_BATCHES = dict.fromkeys(TABLE_1_MODELS, 5000) | {"resnet44": 2500}
 
@@ -62,7 +61,7 @@ def load_trained(
         images: measure on the first so many of each split, in the files' order; by default on all.
     """
     run, on = load_run(path), choose_device(device)
-    dataset = _dataset(replace(_OF_DATA, dataset=run.config.dataset, hold_out=run.config.hold_out), data_root)
+    dataset = _dataset(run.config.dataset, run.config.hold_out, data_root)
     if batch_size is None and on.type == "cuda":
         batch_size = LARGER_BATCHES.get(run.config.model)
     model = build.with_ghost_layers(build.build_model(run.config, dataset), run.config)
@@ -72,22 +71,19 @@ def load_trained(
     except RuntimeError as error:
         raise RunError(f"{path}: its weights are not those of its network, {run.config.model} ({error})") from error
     if images is not None:
-        whole = {split: getattr(dataset, split) for split in SPLITS}
-        first = {name: split.take(torch.arange(min(images, len(split)))) for name, split in whole.items()}
-        dataset = replace(dataset, **first)
-    on_device = dataset.to(on)
-    splits = {
-        split: build.judging_batches(run.config, on_device, on, split=split, batch_size=batch_size) for split in SPLITS
-    }
-    return Trained(run, model.to(on), splits["train"], splits["test"], which)
-
-
-_OF_DATA = Config()
+        train, test = (split.take(torch.arange(min(images, len(split)))) for split in (dataset.train, dataset.test))
+        dataset = replace(dataset, train=train, test=test)
+    dataset = dataset.to(on)
+    train, test = (
+        build.judging_batches(run.config, dataset, on, split=split, batch_size=batch_size)
+        for split in ("train", "test")
+    )
+    return Trained(run, model.to(on), train, test, which)
 
 
 @lru_cache(maxsize=1)  # many runs of one data set are measured one after another
-def _dataset(config: Config, root: str | Path | None) -> Dataset:
-    return build.load_dataset(config, root)
+def _dataset(name: str, hold_out: int, root: str | Path | None) -> Dataset:
+    return build.load_dataset(Config(dataset=name, hold_out=hold_out), root)
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +137,8 @@ def _point(start: Tensor, coordinates: Iterable[float], directions: Iterable[Ten
 
 
 def _nested(values: np.ndarray) -> Any:
-    def tuples(value: Any) -> Iterator[Any] | Any:
-        return tuple(tuples(v) for v in value) if isinstance(value, list) else value
-
-    return tuples(values.tolist())
+    """Tuples of tuples of numbers."""
+    return tuple(map(_nested, values)) if values.ndim > 1 else tuple(values.tolist())
 
 
 def _checked(dims: int, span: float, steps: int, directions: int | None) -> tuple[int, float, int, int | None]:

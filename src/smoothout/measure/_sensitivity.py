@@ -45,7 +45,7 @@ class Sensitivity(Result):
 
     @property
     def standard_errors(self) -> tuple[float, ...]:
-        """Of the means: the spreads over √draws."""
+        """Standard errors of the means: the spreads over √draws."""
         return tuple(spread / math.sqrt(self.draws) for spread in self.spreads)
 
     def plot(self, **options: Any) -> Any:
@@ -128,7 +128,7 @@ def sensitivity(
 def _points(
     at: ModelLossAt, perturbation: Perturbation, strengths: tuple[float, ...], draw: int, fresh: bool
 ) -> Iterable[Any]:
-    """For every strength the function from a batch's number to w + a·θ; θ is linear in a, so one draw serves all."""
+    """For every strength a function from a batch's number to w + a·θ; θ is linear in a, so one draw serves all."""
 
     def unit_noise(batch: int) -> Tensor:
         at.write(at.start)  # filter norms are those of the clean weights

@@ -204,7 +204,7 @@ def _polish(path: _Climb, generator: torch.Generator) -> None:
 
 
 def _flip_one(path: _Climb) -> bool:
-    """To the best of the points that differ in the sign of one coordinate, if it is higher."""
+    """Go to the best of the points that differ in the sign of one coordinate; whether that is a rise."""
     best = path.best
     for i in best.z.nonzero():
         candidate = best.z.clone()

@@ -213,7 +213,7 @@ class ModelLossAt:
         )
 
     def warn_of_shared_memory(self) -> None:
-        """Of two that share memory only the one written last is moved, and each has a part of the gradient."""
+        """Where two share memory only the one written last is moved, and each has a part of the gradient."""
         if overlap(self._parameters) and not self._moves_apart():
             warnings.warn(
                 "measured parameters share memory, so that they are not moved apart and the result is wrong: tie "
@@ -270,7 +270,7 @@ class ModelLossAt:
             )
 
     def _check_first_batch(self, batch: Any) -> None:
-        """With other data in each pass the loss is no function of the weights."""
+        """Tell of data that change from pass to pass: then the loss is no function of the weights."""
         sample = sample_of(batch)
         if self._first_batch is None:
             self._first_batch = sample

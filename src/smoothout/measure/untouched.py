@@ -67,13 +67,13 @@ def keep_workers(batches: Any, workers: Any) -> None:
 
 
 def forget_computed_weights() -> None:
-    """What autocast and `parametrize.cached()` keep is of the weights before the last write."""
+    """After a write: what autocast and `parametrize.cached()` keep was computed from the weights before it."""
     torch.clear_autocast_cache()
     parametrize._cache.clear()
 
 
 def copy_back(tensor: Tensor, values: Tensor) -> None:
-    """What the tensor was; the first pass of a quantisation observer resizes its buffers."""
+    """Give a tensor its old shape and values: the first pass of a quantisation observer resizes its buffers."""
     if tensor.shape != values.shape:
         tensor.resize_(values.shape)
     tensor.copy_(values)
@@ -111,7 +111,7 @@ def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _even_if_interrupted(put_back: Callable[[], Any]) -> None:
-    """To do it again is harmless, to stop half-way is not."""
+    """Put back, and once more if an interrupt came between: twice is harmless, half is not."""
     try:
         put_back()
     except BaseException:

@@ -55,7 +55,7 @@ def _demo(
 
 
 def _for_terminal(section: Section) -> Table:
-    """Without the columns that only the page has room for."""
+    """The section's table, without the columns that only the page has room for."""
     table = section.table
     assert table is not None
     kept = [i for i, name in enumerate(table.header) if name not in ("best epoch*", "gradient evaluations", "seconds")]

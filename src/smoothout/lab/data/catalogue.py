@@ -82,7 +82,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def status(root: str | Path | None = None) -> list[Status]:
-    """What is there of each named dataset, without reading it."""
+    """Whether each named dataset is there, without reading it."""
     found = [Status("digits", is_here=True, path=None)]
     for name in LAYOUTS:
         path, _ = _first(name, root) or (None, None)

@@ -54,7 +54,7 @@ def _judged(gain: Difference, time: Difference | None) -> str:
 
 
 def _time(base: Group, group: Group) -> Difference | None:
-    """Of logarithms; None unless all ran on the same device, equally many at once."""
+    """The difference of the logarithms of time; None unless all ran on the same device, equally many at once."""
     every = (*base.records, *group.records)
     alike = len({(record.provenance.device, record.provenance.together) for record in every}) == 1
     if not alike or not all(map(has_its_own_seconds, every)):

@@ -57,7 +57,7 @@ def lengths(setting: Setting) -> Experiment:
 
 
 def _candidates(setting: Setting, epochs: int) -> list[Row]:
-    """Of both methods, in the regime with strengths from the paper's to four times as much."""
+    """Candidates of both methods, in the regime whose strengths go from the paper's to four times as much."""
     return [row for method in OURS for row in deep_candidates(setting, method, UNCUT, epochs=epochs)]
 
 

@@ -62,7 +62,7 @@ def configure(setting: Setting, network: Network, batch_size: int, method: str, 
 
 
 def as_published(setting: Setting) -> Setting:
-    """For what varies the paper's own strengths: preset ours has others, so its runs are those of preset paper."""
+    """For experiments that vary the paper's own strengths: preset ours has others, so it takes preset paper's runs."""
     return replace(setting, preset="paper") if setting.preset == "ours" else setting
 
 

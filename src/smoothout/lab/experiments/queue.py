@@ -103,7 +103,7 @@ def plan(
 
 
 def _place_in_queue(task: Task) -> tuple[int, bool, bool, bool, float]:
-    """Without a baseline nothing can be said of a seed."""
+    """Baselines come before methods: without one nothing can be said of a seed."""
     is_method = task.config.method != "plain"
     return task.config.seed, task.line is not None, not task.is_begun, is_method, task.seconds
 
@@ -147,14 +147,14 @@ def _task(
     lacks_line: bool,
 ) -> Task | None:
     """What is to be done for one run; None if nothing. Only weights can be measured: without them it is to train."""
-    missing = when_trained
-    trains, is_begun = True, found is not None
+    trains, missing = True, when_trained
     if found is not None and found.is_done:
-        missing = tuple(measuring for measuring in wanted if not found.has(measuring))
-        if found.failure or not (missing or (lacks_line and not found.has_weights)):
+        lacking = tuple(measuring for measuring in wanted if not found.has(measuring))
+        if found.failure or not (lacking or (lacks_line and not found.has_weights)):
             return None
-        trains, is_begun = not found.has_weights, False
-        missing = when_trained if trains else missing
+        if found.has_weights:
+            trains, missing = False, lacking
+    is_begun = found is not None and not found.is_done
     seconds = (speeds.training(config) if trains else 0.0) + sum(speeds.measuring(config, each) for each in missing)
     return Task(config, missing, trains=trains, seconds=seconds, is_begun=is_begun)
 

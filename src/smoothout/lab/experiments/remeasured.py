@@ -19,7 +19,7 @@ def verdicts_on(rows: Mapping[str, Config], records: Records) -> tuple[Verdict, 
 
 
 def listed(name: str, rows: Mapping[str, Config], records: Records) -> tuple[Verdict, ...]:
-    """Of several settings the changes one by one: they are no repeats of each other, so nothing is concluded."""
+    """The changes of several settings one by one. They do not repeat each other, so nothing is concluded."""
     told = [
         f"{each} {100 * (after - before):+.2f}"
         for each, config in rows.items()

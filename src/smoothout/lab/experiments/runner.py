@@ -56,7 +56,7 @@ def _one_after_another(tasks: Sequence[Task], place: Place, say: Say) -> list[Ou
     outcomes: list[Outcome] = []
     waiting = list(tasks)
     while waiting:
-        task = _next_ready(waiting, {(outcome.task.config, outcome.task.line) for outcome in outcomes}, tasks)
+        task = _next_ready(waiting, outcomes, tasks)
         group = [task, *_companions(task, waiting, place)]
         for outcome in carry_out_together(group, place) if len(group) > 1 else [carry_out(task, place)]:
             outcomes.append(outcome)
@@ -95,12 +95,13 @@ def companions(config: Config, waiting: Sequence[Config], together: int | None =
     return same[: together - 1]
 
 
-def _next_ready(waiting: list[Task], ended: set[tuple[Config, object]], tasks: Sequence[Task]) -> Task:
+def _next_ready(waiting: list[Task], outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> Task:
     """The first task that waits for nothing, taken off the list; IndexError if all wait."""
+    ended = {outcome.task.config for outcome in outcomes if outcome.task.line is None}
     runs = {task.config for task in tasks if task.line is None}
     for i, task in enumerate(waiting):
         ends = (task.line.start, task.line.end) if task.line else ()
-        if all(end not in runs or (end, None) in ended for end in ends):
+        if all(end not in runs or end in ended for end in ends):
             return waiting.pop(i)
     raise IndexError("every task waits for another")
 
@@ -143,7 +144,7 @@ class _Workers:
         while busy or (waiting and not self._stopped and idle):
             while idle and waiting and not self._stopped:
                 try:
-                    task = _next_ready(waiting, {(o.task.config, o.task.line) for o in outcomes}, tasks)
+                    task = _next_ready(waiting, outcomes, tasks)
                 except IndexError:
                     break  # lines wait for runs that others are at
                 connection = idle.pop()

@@ -41,7 +41,7 @@ def rows_of(setting: Setting, network: Network) -> tuple[Row, ...]:
 
 
 def _under_noise(setting: Setting, network: Network) -> Drawing:
-    """Of its large batch."""
+    """Its large batch under noise."""
     configs = {method: configure(setting, network, network.large, method) for method in COMPARED}
     return Drawing(
         "loss under noise",

@@ -70,7 +70,7 @@ def cifar_rows(setting: Setting) -> tuple[Row, ...]:
 
 
 def _chosen_before(setting: Setting) -> dict[str, Config]:
-    """Of the row on CIFAR-10 in preset ours, by method, where that is not what is chosen now."""
+    """The row on CIFAR-10 in preset ours as chosen before, by method, where something else is chosen now."""
     if setting.preset != "ours":
         return {}
     of = partial(configure_as_given, setting, RESNET44, RESNET44.large, epochs=CIFAR[0][1])
@@ -107,7 +107,7 @@ def imagenet_rows(setting: Setting) -> tuple[Row, ...]:
 
 
 def _under_noise(setting: Setting) -> Drawing:
-    """Of the row on CIFAR-10."""
+    """The row on CIFAR-10 under noise."""
     wanted = sensitivity(setting, RESNET44.model)
     curves = tuple(Curve(name, config, wanted) for name, config in named(setting).items())
     caption = f"ResNet44 on CIFAR-10: the loss on training images under noise. {BANDS}"

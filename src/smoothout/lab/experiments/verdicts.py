@@ -38,7 +38,7 @@ def on_contrast(
     more: str = "holds",
     less: str = "the opposite",
 ) -> Verdict:
-    """The same of sums, within a study whose rows have few runs each."""
+    """The same for a sum of means minus another, within a study whose rows have few runs each."""
     groups = groups_of((*plus, *minus), records)
     if isinstance(groups, str):
         return Verdict(claim, groups, "")

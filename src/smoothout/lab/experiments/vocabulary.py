@@ -50,7 +50,7 @@ class Measuring:
         return f"{self.kind}-{self.split}"
 
     def name_for(self, seed: int) -> str:
-        """The same for every seed."""
+        """The name, which is the same for every seed."""
         return self.name
 
     def is_answered_by(self, there: Measurement, images: int) -> bool:
@@ -73,7 +73,7 @@ class Line:
         return f"interpolation-{self.split}-{self.end.with_seed(seed).hash}"
 
     def is_answered_by(self, there: Measurement, images: int) -> bool:
-        """As of `Measuring`."""
+        """As `Measuring.is_answered_by`."""
         return _is_as_wanted(there, {"alphas": self.alphas}, self.images, images)
 
 

@@ -118,7 +118,7 @@ def spread(dy: Tensor, chosen: Tensor, geometry: Geometry) -> Tensor:
 
 
 def picked(values: Tensor, chosen: Tensor, geometry: Geometry) -> Tensor:
-    """Of each window the element at the place it chose."""
+    """The element of each window at the place it chose."""
     from smoothout.lab.models.pooling_kernels import pick_kernel
 
     y = _empty(values, geometry.out_height, geometry.out_width)

@@ -71,7 +71,7 @@ def colours(configs: Sequence[Config]) -> list[str]:
 
 
 def _rank(group: Group, groups: Sequence[Group]) -> int:
-    """Of its batch size, 0 for the largest."""
+    """The rank of its batch size, 0 for the largest."""
     return len({g.config.batch_size for g in groups if g.config.batch_size > group.config.batch_size})
 
 
@@ -162,7 +162,7 @@ def _mean_losses(curves: Sequence[Any]) -> list[tuple[float, Sample]]:
 
 
 def _mean_rises(curves: Sequence[Any]) -> list[tuple[float, Sample]]:
-    """The same above the loss without noise, at every other strength."""
+    """The same minus the loss without noise, at every strength but 0."""
     points = _mean_losses(curves)
     (clean,) = (sample for strength, sample in points if strength == 0.0)
     return [

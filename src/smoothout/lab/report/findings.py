@@ -38,7 +38,7 @@ def findings_section(groups: Sequence[Group]) -> Section | None:
 
 
 def _sharper_by_batch(groups: Sequence[Group]) -> list[str]:
-    """Of the plain runs, where those of the largest batch are measurably sharper than those of the smallest."""
+    """A sentence, where the plain runs of the largest batch are measurably sharper than those of the smallest."""
     plain = [(g, rise) for g, rise in zip(groups, loss_rises(groups)) if g.config.method == "plain"]
     plain.sort(key=lambda pair: pair[0].config.batch_size)
     if len({g.config.batch_size for g, _ in plain}) < 2:

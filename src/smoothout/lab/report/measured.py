@@ -156,7 +156,7 @@ def amount(value: float, digits: int) -> str:
 
 
 def _settings_that_differ(every: Sequence[Measurement]) -> dict[str, list[Any]]:
-    """With the values that there are; none where all were measured alike."""
+    """The settings that are not the same in all, with their values."""
     found: dict[str, list[Any]] = {}
     for each in every:
         for name, value in each.settings.items():

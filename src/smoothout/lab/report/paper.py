@@ -187,7 +187,7 @@ def _costs(group: Group | None) -> tuple[Cell, Cell]:
 
 
 def _without_empty_columns(table: Table) -> Table:
-    """Where the paper or the records say nothing about any row, there is no column."""
+    """Without columns in which neither the paper nor the records say anything about any row."""
     kept = [i for i in range(len(HEADER)) if any(row.cells[i].text != "–" for row in table.rows)]
     rows = tuple(page.Row(tuple(row.cells[i] for i in kept), row.starts_block) for row in table.rows)
     return Table(tuple(table.header[i] for i in kept), rows)
@@ -215,7 +215,7 @@ def _loss(group: Group) -> Cell:
 
 
 def _is_worse(effect: Difference | None) -> bool:
-    """Of accuracy: a loss that falls beside it says that the network is less sure, not that it is better."""
+    """Whether accuracy falls: a loss that falls beside it means a network that is less sure, not a better one."""
     return effect is not None and effect.is_shown and effect.mean < 0
 
 

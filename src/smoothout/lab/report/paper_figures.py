@@ -56,7 +56,7 @@ def drawn(drawing: Drawing, records: Records) -> Draw | None:
 
 
 def _measured(drawing: Drawing, records: Records) -> list[tuple[Curve, dict[int, Any]]]:
-    """Of a drawing's curves those that are measured, with the results by seed."""
+    """The curves of a drawing that are measured, with their results by seed."""
     found = []
     for curve in drawing.curves:
         runs, wanted = records.seeds_of(curve.config), curve.of
@@ -68,7 +68,7 @@ def _measured(drawing: Drawing, records: Records) -> list[tuple[Curve, dict[int,
 
 
 def _shown(label: str, by_seed: Mapping[int, Any]) -> tuple[str, Any]:
-    """Of losses under noise their mean over runs; of lines and landscapes, each of which has a shape, one run's."""
+    """Losses under noise as the mean over runs; of lines and landscapes, whose shapes have no mean, one run's."""
     seed, first = next(iter(by_seed.items()))
     if not isinstance(first, Sensitivity) or len(by_seed) == 1:
         return f"{label} (seed {seed})", first
@@ -76,7 +76,7 @@ def _shown(label: str, by_seed: Mapping[int, Any]) -> tuple[str, Any]:
 
 
 def _mean(runs: Sequence[Sensitivity]) -> Sensitivity:
-    """With the deviation over runs in place of that over draws."""
+    """The mean of several runs, with the deviation over runs in place of that over draws."""
     losses = np.array([run.losses for run in runs])
     accuracies = [run.accuracies for run in runs if run.accuracies is not None]
     return replace(

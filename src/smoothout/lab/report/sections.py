@@ -112,7 +112,7 @@ class Comparison:
 
 
 def comparisons(groups: Sequence[Group]) -> list[Comparison]:
-    """Of every group that has a baseline among these."""
+    """One for every group that has a baseline among these."""
     found, rises = [], loss_rises(groups)
     for group, ours in zip(groups, rises):
         base = baseline_of(group, groups)
@@ -157,7 +157,7 @@ def is_claimed(d: Difference | None, group: Group, more_is_better: bool) -> bool
 
 
 def _difference(d: Difference | None, group: Group, points: bool = False) -> Cell:
-    """Of a loss, of which less is better; of an accuracy in points."""
+    """A difference of losses, of which less is better; with `points`, of accuracies."""
     if d is None:
         return NOTHING
     if points:

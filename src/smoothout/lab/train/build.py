@@ -109,7 +109,7 @@ def training_batches(
 
 
 def _augmentation(config: Config, dataset: Dataset) -> str:
-    """Of the training images. Those of several sizes must be cut to one in any case."""
+    """The augmentation in training; images of several sizes must be cut to one in any case."""
     return dataset.evaluate if config.augment == "none" else config.augment
 
 

@@ -8,7 +8,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,13 +87,13 @@ class GhostStep:
             return nullcontext()
         return torch.autocast(self._device_type, dtype=self.half)
 
-    def ghosts(self, batch: Batch) -> Iterator[Batch]:
+    def ghosts(self, batch: Batch) -> list[Batch]:
         """The parts of a batch; the batch itself where it is not cut."""
         if self.chunks == 1:
-            return iter((batch,))
+            return [batch]
         sizes = ghost_sizes(len(batch.labels), self.chunks)
         parts = zip(batch.images.split(sizes), batch.labels.split(sizes))
-        return iter([Batch(images, labels, batch.total) for images, labels in parts])
+        return [Batch(images, labels, batch.total) for images, labels in parts]
 
     def backward(self, ghost: Batch, weight: float = 1.0) -> Seen:
         """Add the gradient of a ghost's share of the batch's mean loss, times `weight`, to the gradients."""

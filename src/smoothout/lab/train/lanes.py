@@ -138,7 +138,7 @@ class Drawn:
 
 
 def _empty(parameter: Tensor, dtype: torch.dtype, copies: int = 0) -> Tensor:
-    """With the strides of a parameter; or copies of it, each as aligned as the first."""
+    """Memory with a parameter's strides; with `copies`, for so many of it, each as aligned as the first."""
     shape, stride = parameter.shape, parameter.stride()
     if copies:
         shape, stride = (copies, *shape), (_padded(parameter), *stride)

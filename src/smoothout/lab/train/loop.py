@@ -209,7 +209,7 @@ class Trainer:
             self.save()
 
     def _remeasure_bn(self) -> None:
-        """What training left is judged first, so that one run tells what this changes."""
+        """Judge with the statistics that training left, then measure anew: one run tells what that changes."""
         precision, processes = self.update.precision(), self.around.processes
         test = in_numbers(evaluated(self.model, self.test_batches, precision=precision), processes)
         self._as_trained = {"test_loss": test.loss, "test_accuracy": test.accuracy}

@@ -104,7 +104,7 @@ def started_by_torchrun() -> bool:
 
 
 def number_of_processes() -> int:
-    """As torchrun started them."""
+    """How many torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

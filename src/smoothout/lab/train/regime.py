@@ -32,7 +32,7 @@ class Regime:
     augment: str = "none"
 
     def settings(self, epochs: int | None = None) -> dict[str, Any]:
-        """As settings of a run of `epochs`: the decay points keep their place in training (training longer)."""
+        """The settings of a run of `epochs`: the decay points keep their place in training (training longer)."""
         length = self.epochs if epochs is None else epochs
         return {
             "epochs": length,

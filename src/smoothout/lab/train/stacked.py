@@ -71,7 +71,7 @@ def _why_not_on_cuda(model: nn.Module) -> str:
 
 
 class StackedResNet(Walk):
-    """Of all ghosts' images, with other tensors in the place of the parameters.
+    """A forward pass of all ghosts' images, with other tensors in the place of the parameters.
 
     Args:
         leaves: by the id of a parameter, one for each ghost: ghosts × its shape.
