@@ -514,7 +514,7 @@ BAD_INPUT = [
     (lambda: SmoothOut(nn.ReLU()), ValueError, "nothing to perturb in ReLU"),
     (lambda: SmoothOut(nn.BatchNorm1d(3)), ValueError, "nothing to perturb in BatchNorm1d.*normalisation"),
     (lambda: SmoothOut(LINEAR, select=lambda *_: False), ValueError, "for which select holds"),
-    (lambda: SmoothOut(nn.LazyLinear(3)), ValueError, "has no shape yet"),
+    (lambda: SmoothOut(nn.LazyLinear(3)), ValueError, "^weight has no shape yet"),
     (lambda: SmoothOut(nn.Linear(2, 2, device="meta")), ValueError, "meta device"),
     (lambda: SmoothOut(LINEAR).samples(0).__enter__(), ValueError, r"samples\(n=0\)"),
     (lambda: SmoothOut(LINEAR).samples(3, antithetic=True).__enter__(), ValueError, "even with antithetic"),

@@ -120,7 +120,7 @@ def select_parameters(model: nn.Module, predicate: Predicate | None = None) -> l
 def frozen_parameters(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
     """The floating-point parameters that do not train now: name, the module that holds it, and its slot there."""
     return [
-        (f"{module_name}.{slot}" if module_name else slot, module, slot)
+        (_full_name(module_name, slot), module, slot)
         for module_name, module in model.named_modules()
         for slot, p in module._parameters.items()
         if p is not None and not p.requires_grad and p.is_floating_point()
@@ -134,15 +134,19 @@ def _trainable(model: nn.Module) -> Iterator[tuple[Selected, nn.Module]]:
     for module_name, module in modules.items():
         for slot, parameter in module._parameters.items():
             if isinstance(parameter, UninitializedParameter):
-                raise ValueError(f"{module_name}.{slot} has no shape yet: call the model once before SmoothOut")
+                name = _full_name(module_name, slot)
+                raise ValueError(f"{name} has no shape yet: call the model once before SmoothOut")
             if parameter is not None and parameter.requires_grad and parameter.is_floating_point():
                 places[id(parameter)].append((module_name, module, slot))
     for tied in places.values():
         module_name, owner, slot = tied[0]
         layers = [_layer(modules, *place) for place in tied]
         layer, layer_slot = next((x for x in layers if getattr(x[0], "padding_idx", None) is not None), layers[0])
-        name = f"{module_name}.{slot}" if module_name else slot
-        yield Selected(name, owner, slot, layer, layer_slot), layers[0][0]
+        yield Selected(_full_name(module_name, slot), owner, slot, layer, layer_slot), layers[0][0]
+
+
+def _full_name(module_name: str, slot: str) -> str:
+    return f"{module_name}.{slot}" if module_name else slot
 
 
 def _layer(modules: dict[str, nn.Module], name: str, module: nn.Module, slot: str) -> tuple[nn.Module, str]:
