@@ -11,7 +11,7 @@ from smoothout import SmoothOut, schedule
 from smoothout.integrations.transformers import SmoothOutCallback
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-hf = pytest.importorskip("transformers")
+hf, accelerate = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
 STEPS, ACCUMULATE = 8, 2
@@ -224,7 +224,7 @@ def test_a_new_trainer_of_the_model_after_an_interrupted_backward(tmp_path):
     assert not model._forward_hooks
 
 
-def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
+def test_what_is_not_supported_is_refused_before_training_starts(tmp_path, monkeypatch):
     def arguments(**attributes):
         args = hf.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
         for name, value in attributes.items():
@@ -236,8 +236,13 @@ def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
 
     with pytest.raises(ValueError, match="use DistributedDataParallel"):
         SmoothOutCallback().on_init_end(arguments(_n_gpu=2), None, None)
+    SmoothOutCallback().on_init_end(arguments(_n_gpu=1), None, None)
     with pytest.raises(ValueError, match="DeepSpeed keeps the weights in buffers of its own"):
         SmoothOutCallback().on_init_end(arguments(deepspeed="zero.json"), None, None)
+    by_accelerate = arguments()
+    with monkeypatch.context() as launched, pytest.raises(ValueError, match="DeepSpeed keeps"):
+        launched.setattr(by_accelerate.distributed_state, "distributed_type", accelerate.DistributedType.DEEPSPEED)
+        SmoothOutCallback().on_init_end(by_accelerate, None, None)
     with pytest.raises(ValueError, match="would lose schedule: leave it False"):
         start(arguments(restore_callback_states_from_checkpoint=True), schedule=schedule.Linear(5))
     trainer = start(arguments())
