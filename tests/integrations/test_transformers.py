@@ -144,6 +144,14 @@ def test_resume_is_bit_equal(tmp_path, restore_callbacks):
     assert_equal_models(whole.model, resumed.model)
 
 
+def test_noise_may_begin_at_a_checkpoint_that_was_made_without(tmp_path):
+    train(tmp_path, None, max_steps=4)
+    callback = SmoothOutCallback(0.3, schedule=lambda step: step / 4)  # which the checkpoint at the end cannot hold
+    _, watch = train(tmp_path, callback, resume=f"{tmp_path}/checkpoint-4")
+    assert callback.smooth.step_count == 4
+    assert (watch.noisy, watch.saved) == (3 * ACCUMULATE, 1)  # none in the first step
+
+
 def test_a_second_training_starts_its_noise_anew(tmp_path):
     callback = SmoothOutCallback(0.3, **SETTINGS)
     trainer, _ = train(tmp_path, callback, max_steps=2)

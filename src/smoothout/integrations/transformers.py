@@ -120,7 +120,8 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
 
     def _saved_position(self, state: TrainerState) -> dict[str, Any] | None:
         callbacks: Any = state.stateful_callbacks  # declared as a list, but a dictionary by class name
-        saved = callbacks.get(type(self).__name__, {})
+        # A checkpoint that was made without this callback has no place for its state, which saving the next one needs.
+        saved = callbacks.setdefault(type(self).__name__, {})
         if isinstance(saved, list):
             raise ValueError("two SmoothOutCallbacks in one Trainer: noise does not nest, leave one out")
         return saved.get("attributes", {}).get("position")
