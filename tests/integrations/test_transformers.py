@@ -159,6 +159,14 @@ def test_a_second_training_starts_its_noise_anew(tmp_path):
     assert callback.smooth.step_count == 2
 
 
+@pytest.mark.parametrize("draw", ["step", "forward"])
+def test_one_theta_per_step_or_per_batch(tmp_path, draw):
+    model, seen = gpt2(), []
+    model.lm_head.register_forward_hook(lambda m, *_: seen.append(m.weight.detach().clone()))
+    train(tmp_path, SmoothOutCallback(0.3, draw=draw), model, max_steps=1)
+    assert torch.equal(seen[0], seen[1]) is (draw == "step")
+
+
 def test_bf16_and_gradient_checkpointing(tmp_path):
     _, watch = train(tmp_path, SmoothOutCallback(0.3, **SETTINGS), bf16=True, gradient_checkpointing=True)
     assert (watch.noisy, watch.evaluated, watch.saved) == (STEPS * ACCUMULATE, 3, 2)
