@@ -137,7 +137,10 @@ def explicit_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, smooth, b
 
 
 def assert_moved(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]], smooth) -> None:
-    """Every tensor that takes noise has moved, no other has."""
+    """Every tensor that takes noise has moved, no other has. A lone −0.0 may take none, and from a few numbers in half
+    precision all of it may be rounded away."""
     selected = {id(s.parameter) for s in smooth._perturbation.selected}
     for name, p in model.named_parameters(remove_duplicate=False):
-        assert torch.equal(p.detach(), before[name][0]) is (id(p) not in selected), name
+        stays = torch.equal(p.detach(), before[name][0])
+        few = 1 if p.dtype.itemsize >= 4 else 8
+        assert stays is (id(p) not in selected) or (stays and p.numel() <= few), name

@@ -159,6 +159,26 @@ def tensor_parallel_ranks_stay_equal(rank):
         torch.testing.assert_close(whole, q, rtol=1e-6, atol=1e-9)
 
 
+def fsdp2_over_tensor_parallelism(rank):
+    """Cut twice along one dimension is refused; along two, a filter's norm is that of all its parts."""
+    mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("data", "tensor"))
+    for style, dim in ((ColwiseParallel, 0), (RowwiseParallel, 1)):
+        whole, model = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+        model.load_state_dict(whole.state_dict())
+        fully_shard(parallelize_module(model, mesh["tensor"], style()), mesh=mesh["data"])
+        if dim == 0:
+            with pytest.raises(ValueError, match="sharded twice along one dimension"):
+                SmoothOut(model)
+        else:
+            (ours,) = AdaSmoothOut(model, 0.2).perturbation.draw(0.2, 3)
+            (expected,) = AdaSmoothOut(whole, 0.2, shared_noise=True).perturbation.draw(0.2, 3)
+            torch.testing.assert_close(ours, expected.chunk(WORLD, dim)[rank])
+
+
+def test_fsdp2_over_tensor_parallelism(in_two_processes):
+    in_two_processes(fsdp2_over_tensor_parallelism)
+
+
 def test_tensor_parallel_ranks_draw_one_theta_for_what_is_not_cut(in_two_processes):
     in_two_processes(tensor_parallel_ranks_stay_equal)
 

@@ -1,4 +1,4 @@
-"""Lightning's DDP in two real processes: it redirects `training_step` through DDP's forward."""
+"""Lightning's DDP in two real processes, where it redirects `training_step` through DDP's forward, and its FSDP2."""
 
 import os
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_lightning import ACCUMULATE, EPOCHS, Regression, fit, loader, network
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
 from cases import explicit_epoch
@@ -35,22 +36,58 @@ def smooth_network():
     return nn.Sequential(*layers)
 
 
-def ddp(rank, folder, shared_noise):
+def fit_on(rank, module, callback, folder, strategy):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "GROUP_RANK": "0"}
-    environment = environments.TorchElasticEnvironment()
-    strategy = L.strategies.DDPStrategy(cluster_environment=environment, process_group_backend="gloo")
-    module, callback = Double(), SmoothOutCallback(0.3, scale="filter", shared_noise=shared_noise)
     rows = loader().dataset
     train = DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows, WORLD, rank, shuffle=False))
-    trainer = fit(module, [callback], folder, train=train, strategy=strategy, devices=WORLD)
+    trainer = fit(
+        module,
+        [callback],
+        folder,
+        train=train,
+        strategy=strategy,
+        devices=WORLD,
+        plugins=[environments.TorchElasticEnvironment()],
+    )
     assert module.noisy == EPOCHS * 3  # six batches, three to each rank
     assert trainer.global_step == callback.smooth.step_count == EPOCHS * 2  # the last batch of three steps alone
+
+
+def ddp(rank, folder, shared_noise):
+    module, callback = Double(), SmoothOutCallback(0.3, scale="filter", shared_noise=shared_noise)
+    fit_on(rank, module, callback, folder, L.strategies.DDPStrategy(process_group_backend="gloo"))
     for p in module.parameters():
         assert torch.equal(*gathered(p))
     assert torch.equal(*gathered(module.draws[0])) is shared_noise
     if shared_noise:
         for p, q in zip(module.net.parameters(), one_process().parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+class Sharded(Double):
+    def copy(self):
+        return {name: getattr(p, "_local_tensor", p).detach().clone() for name, p in self.net.named_parameters()}
+
+    def is_clean(self):
+        now = self.copy()
+        return all(torch.equal(now[name], p) for name, p in self.clean.items())
+
+    def configure_model(self):
+        for layer in (self.net[0], self.net[2], self.net):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+        self.clean = self.copy()
+
+    def on_save_checkpoint(self, checkpoint):
+        """The checkpoint has parts of its own making."""
+
+
+def fsdp2(rank, folder):
+    module, callback = Sharded(), SmoothOutCallback(0.3, scale="filter")
+    sizes = {"data_parallel_size": WORLD, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+    strategy = L.strategies.ModelParallelStrategy(process_group_backend="gloo", **sizes)
+    fit_on(rank, module, callback, folder, strategy)
+    for p, q in zip(module.net.parameters(), one_process().parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-4, atol=1e-5)
 
 
 def one_process():
@@ -68,3 +105,7 @@ def one_process():
 @pytest.mark.parametrize("shared_noise", [False, True])
 def test_ddp_ranks_stay_equal_and_with_shared_noise_equal_one_process(in_two_processes, tmp_path, shared_noise):
     in_two_processes(ddp, str(tmp_path), shared_noise)
+
+
+def test_fsdp2_equals_one_process(in_two_processes, tmp_path):
+    in_two_processes(fsdp2, str(tmp_path))

@@ -11,7 +11,7 @@ from smoothout import SmoothOut, schedule
 from smoothout.integrations.transformers import SmoothOutCallback
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-hf = pytest.importorskip("transformers")
+hf, accelerate = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
 STEPS, ACCUMULATE = 8, 2
@@ -144,11 +144,27 @@ def test_resume_is_bit_equal(tmp_path, restore_callbacks):
     assert_equal_models(whole.model, resumed.model)
 
 
+def test_noise_may_begin_at_a_checkpoint_that_was_made_without(tmp_path):
+    train(tmp_path, None, max_steps=4)
+    callback = SmoothOutCallback(0.3, schedule=lambda step: step / 4)  # which the checkpoint at the end cannot hold
+    _, watch = train(tmp_path, callback, resume=f"{tmp_path}/checkpoint-4")
+    assert callback.smooth.step_count == 4
+    assert (watch.noisy, watch.saved) == (3 * ACCUMULATE, 1)  # none in the first step
+
+
 def test_a_second_training_starts_its_noise_anew(tmp_path):
     callback = SmoothOutCallback(0.3, **SETTINGS)
     trainer, _ = train(tmp_path, callback, max_steps=2)
     trainer.train()
     assert callback.smooth.step_count == 2
+
+
+@pytest.mark.parametrize("draw", ["step", "forward"])
+def test_one_theta_per_step_or_per_batch(tmp_path, draw):
+    model, seen = gpt2(), []
+    model.lm_head.register_forward_hook(lambda m, *_: seen.append(m.weight.detach().clone()))
+    train(tmp_path, SmoothOutCallback(0.3, draw=draw), model, max_steps=1)
+    assert torch.equal(seen[0], seen[1]) is (draw == "step")
 
 
 def test_bf16_and_gradient_checkpointing(tmp_path):
@@ -224,7 +240,7 @@ def test_a_new_trainer_of_the_model_after_an_interrupted_backward(tmp_path):
     assert not model._forward_hooks
 
 
-def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
+def test_what_is_not_supported_is_refused_before_training_starts(tmp_path, monkeypatch):
     def arguments(**attributes):
         args = hf.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
         for name, value in attributes.items():
@@ -236,8 +252,13 @@ def test_what_is_not_supported_is_refused_before_training_starts(tmp_path):
 
     with pytest.raises(ValueError, match="use DistributedDataParallel"):
         SmoothOutCallback().on_init_end(arguments(_n_gpu=2), None, None)
+    SmoothOutCallback().on_init_end(arguments(_n_gpu=1), None, None)
     with pytest.raises(ValueError, match="DeepSpeed keeps the weights in buffers of its own"):
         SmoothOutCallback().on_init_end(arguments(deepspeed="zero.json"), None, None)
+    by_accelerate = arguments()
+    with monkeypatch.context() as launched, pytest.raises(ValueError, match="DeepSpeed keeps"):
+        launched.setattr(by_accelerate.distributed_state, "distributed_type", accelerate.DistributedType.DEEPSPEED)
+        SmoothOutCallback().on_init_end(by_accelerate, None, None)
     with pytest.raises(ValueError, match="would lose schedule: leave it False"):
         start(arguments(restore_callback_states_from_checkpoint=True), schedule=schedule.Linear(5))
     trainer = start(arguments())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smoothout.attach import Attachment
-from smoothout.checks import DATA_PARALLEL, DEEPSPEED, check_model
+from smoothout.checks import DATA_PARALLEL, DEEPSPEED
 from smoothout.integrations.arguments import Arguments, check_arguments, missing
 from smoothout.smooth import SmoothOut
 
@@ -92,7 +92,6 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
     ) -> None:
         self.on_init_end(args, state, control)  # a callback that was added later has not been asked
         assert model is not None, "the Trainer hands over the model it trains"
-        check_model(model)
         assert optimizer is not None, "and the optimizer"
         self._detach()
         for left in [attachment for attachment in _attached if attachment._model is model]:
@@ -121,7 +120,8 @@ class SmoothOutCallback(TrainerCallback, ExportableState):
 
     def _saved_position(self, state: TrainerState) -> dict[str, Any] | None:
         callbacks: Any = state.stateful_callbacks  # declared as a list, but a dictionary by class name
-        saved = callbacks.get(type(self).__name__, {})
+        # A checkpoint that was made without this callback has no place for its state, which saving the next one needs.
+        saved = callbacks.setdefault(type(self).__name__, {})
         if isinstance(saved, list):
             raise ValueError("two SmoothOutCallbacks in one Trainer: noise does not nest, leave one out")
         return saved.get("attributes", {}).get("position")
