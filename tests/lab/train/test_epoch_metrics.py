@@ -1,5 +1,6 @@
 """What an epoch's line says, against a slow loop; last batches are short here."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import load_run
+from smoothout.lab.runs import Provenance, load_run, open_folder
 from smoothout.lab.train.build import build_model, judging_batches, load_dataset, training_batches
+from smoothout.lab.train.checkpoint import read_newest
 from smoothout.lab.train.evaluate import smoothed_loss
+from smoothout.lab.train.loop import Surroundings, Trainer
 from smoothout.lab.train.start import Options, train
+from smoothout.lab.train.stop import Interrupted, StopRequest
 from smoothout.lab.train.strength import strength_schedule
+from smoothout.lab.train.turns import alone
 
 QUIET = Options(device="cpu", quiet=True)
 CPU = torch.device("cpu")
@@ -69,3 +74,26 @@ def test_the_best_weights_are_those_of_the_first_of_equal_epochs(tmp_path):
     for name, value in first.weights().items():
         assert torch.equal(run.weights("best")[name], value)
         assert not torch.equal(run.weights("last")[name], value)
+
+
+@pytest.mark.parametrize("minutes", [None, 0.0], ids=["at once", "interrupted after every step"])
+def test_seconds_are_those_of_training_and_none_of_between_its_parts(tmp_path, minutes):
+    """By a clock that only updates move, and long waits between the parts."""
+    config, time = small(method="plain"), [0.0]
+    dataset, record = load_dataset(config), None
+
+    def tick(*_):
+        time[0] += 1
+
+    with open_folder(tmp_path, config) as folder:
+        while record is None:
+            time[0] += 1000
+            stop = StopRequest(minutes)
+            trainer = Trainer(config, dataset, Surroundings(folder, stop=stop, clock=lambda: time[0]))
+            trainer.optimizer.register_step_post_hook(tick)
+            if found := read_newest(tmp_path, config.hash, world_size=1):
+                trainer.load(found.state)
+            with suppress(Interrupted):
+                record = alone(trainer.run(Provenance.here(CPU)))
+    assert [each.seconds for each in trainer.history] == [STEPS, STEPS]
+    assert record.seconds == 2 * STEPS
