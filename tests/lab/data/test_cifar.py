@@ -19,7 +19,7 @@ from small_files import (
     write_cifar_pickle,
 )
 
-from smoothout.lab.data import DataError
+from smoothout.lab.data import Batches, DataError
 from smoothout.lab.data.cifar import read_cifar_binary, read_cifar_pickle
 
 SETS = {"cifar10": SMALL_CIFAR10, "cifar100": SMALL_CIFAR100}
@@ -52,6 +52,15 @@ def test_reads_the_pickle_layout(tmp_path, name, protocol):
     dataset = read_cifar_pickle(tmp_path / "c", SETS[name])
     assert is_equal(dataset, parts)
     assert dataset.class_names[-1] == f"class-{SETS[name].classes - 1}"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_images_are_normalised_as_imagenets(tmp_path, name):
+    (images, _), *_ = write_cifar_binary(tmp_path / "c", SETS[name])
+    batch, _ = next(iter(Batches(read_cifar_binary(tmp_path / "c", SETS[name]).train, 2)))
+    mean, sd = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (images[:2].reshape(2, 3, 32, 32) / 255 - mean[:, None, None]) / sd[:, None, None]
+    np.testing.assert_allclose(batch.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_class_names_may_be_absent_but_not_wrong(tmp_path):

@@ -50,6 +50,13 @@ def test_hold_out_is_a_function_of_its_seed():
     assert not torch.equal(first, other)
 
 
+def test_held_out_images_never_change():
+    """What was chosen on them would be compared with other images without a word."""
+    held = hold_out(load("digits"), 300).test
+    assert held.labels[:20].tolist() == [0, 7, 0, 4, 9, 4, 1, 0, 8, 1, 5, 0, 6, 3, 1, 2, 8, 0, 3, 2]
+    assert held.images.long().sum().item() == 1_506_016
+
+
 @pytest.mark.parametrize("n", [0, -1, 1437, 5000])
 def test_hold_out_refuses(n):
     with pytest.raises(ValueError, match="1437 training images"):
@@ -63,3 +70,9 @@ def test_generators_are_functions_of_purpose_and_key():
     assert number("order", 1, 2) == number("order", 1, 2)
     keys = [("order", 1, 2), ("order", 12), ("order", 2, 1), ("augmentation", 1, 2), ("order", -1, 2)]
     assert len({number(*key) for key in keys}) == len(keys)
+
+
+def test_streams_never_change():
+    """Or the same command would no longer train the run that its record is of."""
+    assert generator_for("order", 3, 7).initial_seed() == 5849897753476325059
+    assert generator_for("augmentation", 3, 7).initial_seed() != generator_for("order", 3, 7).initial_seed()

@@ -29,8 +29,9 @@ def told(run, tmp_path):
         config = replace(resolve(model="mlp", method=method, epochs=1, batch_size=size), seed=seed)
         path = tmp_path / f"{size}-{method}-{seed}"
         path.mkdir()
-        curve = Sensitivity((0.0, 0.1), (0.5, 0.5 + rise), (0.0, 0.0), None, 1.0)
-        measurements.save(path, Measurement("sensitivity-train", curve, {"strengths": (0.0, 0.1)}))
+        curve = Sensitivity((0.0, 0.1), (0.5, 0.5 + (rise or 0.0)), (0.0, 0.0), None, 1.0)
+        if rise is not None:
+            measurements.save(path, Measurement("sensitivity-train", curve, {"strengths": (0.0, 0.1)}))
         return replace(run, path=path, config=config, record=replace(run.record, config=config))
 
     def sentences(rises):
@@ -75,3 +76,9 @@ def test_the_lesson_needs_something_flatter(told):
     assert lesson not in none[0]
     some = told({(400, "plain"): plain, (400, "smoothout"): (0.1, 0.2, 0.31)})
     assert some[-1].startswith("Of 1 that are flatter, 0 have a lower test loss")
+
+
+def test_of_what_was_not_wholly_measured_nothing_is_said(told):
+    plain = (0.5, 0.6, 0.7)
+    assert not told({(400, "plain"): plain, (400, "smoothout"): (0.1, None, 0.31)})
+    assert not told({(16, "plain"): (0.5, None, 0.7), (16, "smoothout"): plain})

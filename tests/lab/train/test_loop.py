@@ -53,6 +53,17 @@ def test_metrics_are_of_clean_weights_in_evaluation_mode(tmp_path):
     assert (found.loss, found.accuracy) == (record.last.test_loss, record.last.test_accuracy)
 
 
+def test_a_network_is_judged_in_the_precision_of_training(tmp_path):
+    how = {"model": "f1", "amp": "bf16", "epochs": 1}
+    usual, anew = (train(small(**how, remeasure_bn=when), tmp_path / when, QUIET) for when in ("no", "clean"))
+    dataset = load_dataset(usual.config)
+    model = build_model(usual.config, dataset)
+    model.load_state_dict(load_run(tmp_path / "no").weights())
+    batches = judging_batches(usual.config, dataset, torch.device("cpu"))
+    found = evaluate(model, batches, precision=torch.autocast("cpu", dtype=torch.bfloat16))
+    assert usual.last.test_loss == anew.as_trained["test_loss"] == found.loss != evaluate(model, batches).loss
+
+
 def test_what_judges_quickly_does_not_judge_the_last_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "quick_network", lambda config, model: lambda images: torch.zeros(len(images), 10))
     train(small(epochs=3), tmp_path / "quick", QUIET)
