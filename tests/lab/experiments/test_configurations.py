@@ -75,6 +75,23 @@ def test_table_1_is_the_runs_that_were_measured():
     assert len(ours) == 30
 
 
+def test_tables_3_to_5_have_the_papers_noise_and_accuracies():
+    def of(name, model):
+        rows = [(row.config, row.accuracy) for row in EXPERIMENTS[name](Setting()).rows if row.config.model == model]
+        return [(c.method, c.noise, c.strength, c.denoise, accuracy) for c, accuracy in rows if c.method != "plain"]
+
+    smooth, ada = ("smoothout", "uniform", 0.0375, True, 91.95), ("adasmoothout", "uniform", 0.15, True, 92.63)
+    left = ("smoothout", "uniform", 1e-4, False, 91.15)
+    assert of("table3", "resnet44") == [smooth, (*smooth[:3], False, 27.57)]
+    assert [row[-1] for row in of("table3", "c1")] == [81.72, 36.52, 80.34, 46.05]
+    assert of("table4", "resnet44") == [smooth, left, ada, ("adasmoothout", "uniform", 7.5e-4, False, 91.54)]
+    gaussian = [("smoothout", "gaussian", 0.025, True, 91.53), ("adasmoothout", "gaussian", 0.2, True, 92.44)]
+    alone = [left, ("smoothout", "gaussian", 1.5e-4, False, 91.38)]
+    table5 = [smooth, gaussian[0], ada, gaussian[1], *alone]
+    assert of("table5", "resnet44") == table5
+    assert of("table5", "c1") == [(*row[:-1], None) for row in table5]
+
+
 def test_ablations_differ_from_their_row_in_what_they_ablate():
     left = next(row for row in EXPERIMENTS["table3"](Setting()).rows if "without" in row.label)
     there, here = left.versus.to_dict(), left.config.to_dict()
