@@ -99,6 +99,8 @@ def test_a_users_function(tmp_path, monkeypatch):
     assert sys.path == path
     with pytest.raises(ValueError, match="returned a int"):
         build("my_networks_of_a_test:nothing", classes=3)
+    with pytest.raises(ValueError, match="missing a required argument: 'classes'; it can be given input_shape, width"):
+        build("my_networks_of_a_test:tiny", input_shape=(1, 2, 2), width=5)
     with pytest.raises(ValueError, match="no function 'absent'"):
         build("my_networks_of_a_test:absent")
     with pytest.raises(ValueError, match="no module 'no_such_module'"):

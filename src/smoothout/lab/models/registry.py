@@ -57,7 +57,12 @@ def build(
     if name in MODELS:
         return MODELS[name](**given, **kwargs)
     function = _function_of_user(name)
-    model = function(**{key: value for key, value in given.items() if _takes(function, key)}, **kwargs)
+    arguments = {key: value for key, value in given.items() if _takes(function, key)} | kwargs
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"model={name!r}: {error}; it can be given {', '.join([*given, *kwargs])}") from error
+    model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={name!r}: it returned a {type(model).__name__}, not a torch.nn.Module")
     return model
