@@ -116,6 +116,14 @@ def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():
     assert select_parameters(model, lambda name, parameter, module: isinstance(module, nn.Linear))
 
 
+def test_what_layers_of_two_kinds_share_has_the_filters_of_the_first():
+    down, up = nn.Conv1d(4, 3, 1, bias=False), nn.ConvTranspose1d(3, 4, 1, bias=False)
+    up.weight = down.weight  # a tied autoencoder
+    for layers, axis in (((down, up), 0), ((up, down), 1)):
+        (one,) = select_parameters(nn.Sequential(*layers))
+        assert filter_layout(one.layer, one.layer_slot, one.parameter).axis == axis
+
+
 def test_gated_norms_of_other_libraries_are_norms():
     class MambaRMSNormGated(nn.Module):
         def __init__(self):
