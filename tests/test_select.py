@@ -125,6 +125,13 @@ def test_a_padding_row_that_begins_a_block_of_noise_stays_clean():
         assert (model.weight == before).all(dim=1).nonzero().tolist() == [[first]]
 
 
+def test_one_row_may_be_longer_than_a_block_of_noise():
+    model = nn.Linear(block_elements(torch.device("cpu")) + 1, 2, bias=False)
+    before = model.weight.detach().clone()
+    with AdaSmoothOut(model).perturbed():
+        assert (model.weight != before).float().mean() > 0.9
+
+
 def test_what_layers_of_two_kinds_share_has_the_filters_of_the_first():
     down, up = nn.Conv1d(4, 3, 1, bias=False), nn.ConvTranspose1d(3, 4, 1, bias=False)
     up.weight = down.weight  # a tied autoencoder
