@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from smoothout import AdaSmoothOut, SmoothOut
+from smoothout.blocks import block_elements
 from smoothout.filters import FilterLayout, filter_layout
 from smoothout.select import everything, is_normalisation, only_normalisation, select_parameters
 
@@ -114,6 +115,29 @@ def test_a_padding_row_stays_clean_wherever_the_tied_embedding_stands():
     with SmoothOut(model, 0.5).perturbed():
         assert (model["embed"].weight == 0).all(dim=1).tolist() == [i == 2 for i in range(7)]
     assert select_parameters(model, lambda name, parameter, module: isinstance(module, nn.Linear))
+
+
+def test_a_padding_row_that_begins_a_block_of_noise_stays_clean():
+    first = block_elements(torch.device("cpu")) // 256
+    model = nn.Embedding(2 * first, 256, padding_idx=first)
+    before = model.weight.detach().clone()
+    with SmoothOut(model, 0.5).perturbed():
+        assert (model.weight == before).all(dim=1).nonzero().tolist() == [[first]]
+
+
+def test_one_row_may_be_longer_than_a_block_of_noise():
+    model = nn.Linear(block_elements(torch.device("cpu")) + 1, 2, bias=False)
+    before = model.weight.detach().clone()
+    with AdaSmoothOut(model).perturbed():
+        assert (model.weight != before).float().mean() > 0.9
+
+
+def test_what_layers_of_two_kinds_share_has_the_filters_of_the_first():
+    down, up = nn.Conv1d(4, 3, 1, bias=False), nn.ConvTranspose1d(3, 4, 1, bias=False)
+    up.weight = down.weight  # a tied autoencoder
+    for layers, axis in (((down, up), 0), ((up, down), 1)):
+        (one,) = select_parameters(nn.Sequential(*layers))
+        assert filter_layout(one.layer, one.layer_slot, one.parameter).axis == axis
 
 
 def test_gated_norms_of_other_libraries_are_norms():
