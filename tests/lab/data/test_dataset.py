@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothout.lab.data import hold_out, load
-from smoothout.lab.data.dataset import generator_for
+from smoothout.lab.data.dataset import Dataset, FolderSplit, generator_for
 
 
 def as_rows(split):
@@ -55,6 +55,14 @@ def test_held_out_images_never_change():
     held = hold_out(load("digits"), 300).test
     assert held.labels[:20].tolist() == [0, 7, 0, 4, 9, 4, 1, 0, 8, 1, 5, 0, 6, 3, 1, 2, 8, 0, 3, 2]
     assert held.images.long().sum().item() == 1_506_016
+
+
+def test_files_that_are_held_out_take_their_labels_along():
+    files = FolderSplit(tuple(f"{i % 3}/{i}.jpg" for i in range(30)), torch.arange(30) % 3)
+    held = hold_out(Dataset("some", files, files, ("a", "b", "c"), (3, 8, 8)), 9)
+    for split in (held.train, held.test):
+        assert [int(file[0]) for file in split.files] == split.labels.tolist()
+    assert sorted(held.train.files + held.test.files) == sorted(files.files)
 
 
 @pytest.mark.parametrize("n", [0, -1, 1437, 5000])
