@@ -156,15 +156,65 @@ def test_a_second_fit_has_the_layers_that_are_there_now(tmp_path):
     own = [row.plain_name for row in callback.smooth._perturbation.selected]
     assert own == ["net.0.weight", "net.0.bias", "net.4.weight", "net.4.bias"]
     assert (callback.smooth.step_count, callback.smooth.strength) == (12, 0.2)
+    module.net[4].bias = None
+    module.clean = module.copy()
+    fit(module, [callback], tmp_path, max_epochs=1)
+    assert (len(callback.smooth._perturbation.selected), callback.smooth.step_count) == (3, 15)
     fit(Regression(), [callback], tmp_path, max_epochs=2)
     assert (callback.smooth.step_count, callback.smooth.strength) == (6, 0.3)  # another module begins anew
 
 
-def test_a_checkpoint_that_is_tested_does_not_move_the_noise(tmp_path):
-    class Unwatched(Regression):
-        def is_clean(self):
-            return True  # validation has the checkpoint's weights
+class Unwatched(Regression):
+    def is_clean(self):
+        return True  # validation has the checkpoint's weights
 
+
+def test_a_second_fit_has_the_layers_that_are_there_now_after_a_search_for_a_learning_rate(tmp_path):
+    module, callback = Unwatched(), SmoothOutCallback(0.3, **SETTINGS)
+    module.net[0].requires_grad_(False)
+    fit(module, [callback], tmp_path, max_epochs=2)
+    module.net[0].requires_grad_(True)
+    search = L.callbacks.LearningRateFinder(num_training_steps=5, update_attr=False)
+    fit(module, [search, callback], tmp_path, max_epochs=2)
+    assert len(callback.smooth._perturbation.selected) == 4
+    assert callback.smooth.step_count == 12
+
+
+def test_a_second_fit_goes_on_within_an_update_that_an_exception_ended(tmp_path):
+    class Failing(Unwatched):
+        def training_step(self, batch, batch_idx):
+            self.draws.append((callback.smooth.step_count, callback.smooth._draw))  # the next one's
+            if len(self.draws) == 4:
+                raise ZeroDivisionError
+            return super().training_step(batch, batch_idx)
+
+    module, callback = Failing(), SmoothOutCallback(0.3, draw="forward", **SETTINGS)
+    module.draws = []
+    with pytest.raises(ZeroDivisionError):
+        fit(module, [callback], tmp_path)
+    fit(module, [callback], tmp_path, max_epochs=1)
+    assert module.draws[3:6] == [(1, 2), (1, 3), (1, 4)]
+    assert len(set(module.draws)) == len(module.draws)  # no noise comes twice
+
+
+def test_a_state_that_is_loaded_by_hand_is_where_the_next_fit_begins(tmp_path):
+    class Broken(Unwatched):
+        def on_fit_start(self):
+            raise ZeroDivisionError
+
+    first, callback = SmoothOutCallback(0.3, **SETTINGS), SmoothOutCallback(0.3, scale="filter")
+    fit(Regression(), [first], tmp_path, max_epochs=2)
+    (checkpoint,) = tmp_path.glob("**/*.ckpt")
+    callback.load_state_dict(first.state_dict() | {"step": 100})
+    trainer = L.Trainer(callbacks=[callback], logger=False, accelerator="cpu", default_root_dir=tmp_path / "test")
+    trainer.validate(Unwatched(), loader(), ckpt_path=checkpoint, verbose=False)
+    with pytest.raises(ZeroDivisionError):
+        fit(Broken(), [callback], tmp_path / "broken", ckpt_path=checkpoint)
+    fit(Regression(), [callback], tmp_path / "second", max_epochs=1)
+    assert (callback.smooth.step_count, callback.smooth.perturbation.seed) == (103, 3)
+
+
+def test_a_checkpoint_that_is_tested_does_not_move_the_noise(tmp_path):
     module, callback = Unwatched(), SmoothOutCallback(0.3, **SETTINGS)
     assert callback.state_dict() == {}  # a checkpoint made before training
     saver = L.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)

@@ -63,10 +63,13 @@ class SmoothOutCallback(Callback):
         self._training_step: _TrainingStep | None = None
         self._attachment: Attachment | None = None
         self._loaded: dict[str, Any] | None = None  # a checkpoint's state, until there is a SmoothOut to take it
+        self._loaded_by_hand: dict[str, Any] | None = None  # by the user, while no Trainer is at work
+        self._trainer_at_work = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would go wrong before anything is trained."""
-        self._loaded = None  # Lightning loads after this: what is left is of a checkpoint that was tested, or not begun
+        # Lightning loads after this: what it loaded before is of a checkpoint that was tested, or not begun.
+        self._loaded, self._trainer_at_work = self._loaded_by_hand, True
         if stage != "fit":
             return
         for base in type(trainer.strategy).__mro__:
@@ -91,11 +94,13 @@ class SmoothOutCallback(Callback):
         training_step = _TrainingStep(pl_module)
         self.smooth, self._training_step = SmoothOut(training_step, strength, **arguments), training_step
         if former is not None:
-            position = {"seed": former.perturbation.seed, "step": former.step_count}
+            position = {"seed": former.perturbation.seed, "step": former.step_count, "draw": former._draw}
             self.smooth.load_state_dict(self.smooth.state_dict() | position)
+            if self._loaded is not None and self._loaded | position == self._loaded:
+                self._loaded = None  # where it is already; after a search for a learning rate, with the former layers
         if self._loaded is not None:
             self.smooth.load_state_dict(self._loaded)
-            self._loaded = None
+        self._loaded = self._loaded_by_hand = None
         self._attachment = self.smooth.attach(trainer.optimizers, draw=self._draw)
         training_step.replace(trainer.strategy)
 
@@ -109,6 +114,10 @@ class SmoothOutCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._detach()
+        self._trainer_at_work = False
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._trainer_at_work = False
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning saves this in every checkpoint."""
@@ -117,11 +126,13 @@ class SmoothOutCallback(Callback):
         return {} if self.smooth is None else self.smooth.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning calls this before the model is set up, or in the middle of training (after a search)."""
+        """Lightning calls this before training starts, or in the middle of it (after a search)."""
         if self._attachment is not None and self.smooth is not None:
             self.smooth.load_state_dict(state_dict)
         else:
             self._loaded = state_dict
+            if not self._trainer_at_work:
+                self._loaded_by_hand = state_dict
 
     def _detach(self) -> None:
         if self._attachment is not None and self._training_step is not None:
