@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from smoothout.lab.config import resolve
-from smoothout.lab.runs import Provenance, load_run, open_folder
+from smoothout.lab.run_folder import open_folder
+from smoothout.lab.runs import Provenance, load_run
 from smoothout.lab.train.build import build_model, judging_batches, load_dataset, training_batches
 from smoothout.lab.train.checkpoint import read_newest
 from smoothout.lab.train.evaluate import smoothed_loss
