@@ -87,15 +87,18 @@ def test_each_dataset_has_a_default(dataset, model):
 
 def test_a_users_function(tmp_path, monkeypatch):
     (tmp_path / "my_networks_of_a_test.py").write_text(
-        "from torch import nn\n"
+        "from functools import wraps\nfrom torch import nn\n"
         "def tiny(classes, width=4):\n    return nn.Sequential(nn.Linear(4, width), nn.Linear(width, classes))\n"
         "def anything(**given):\n    return nn.Linear(given['input_shape'][0], given['classes'])\n"
         "def nothing():\n    return 3\n"
+        "def sized(function):\n    return wraps(function)(lambda **given: function(width=4, **given))\n"
+        "@sized\ndef decorated(classes, width):\n    return nn.Linear(width, classes)\n"
     )
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
     assert build("my_networks_of_a_test:tiny", classes=3, input_shape=(1, 2, 2), width=5)[0].out_features == 5
     assert build("my_networks_of_a_test:anything", classes=3, input_shape=(6, 2, 2)).weight.shape == (3, 6)
+    assert build("my_networks_of_a_test:decorated", classes=3).weight.shape == (3, 4)
     assert sys.path == path
     with pytest.raises(ValueError, match="returned a int"):
         build("my_networks_of_a_test:nothing", classes=3)

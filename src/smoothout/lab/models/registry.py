@@ -59,7 +59,8 @@ def build(
     function = _function_of_user(name)
     arguments = {key: value for key, value in given.items() if _takes(function, key)} | kwargs
     try:
-        inspect.signature(function).bind(**arguments)
+        # A decorator's own signature: it may give what the function inside lacks.
+        inspect.signature(function, follow_wrapped=False).bind(**arguments)
     except TypeError as error:
         raise ValueError(f"model={name!r}: {error}; it can be given {', '.join([*given, *kwargs])}") from error
     model = function(**arguments)
