@@ -119,6 +119,28 @@ def test_c1_at_rates_of_their_own_on_the_test_set():
     assert f"{np.mean(last(plain)) - np.mean(last(usual['plain'])):.1f}" == "3.8"  # "as much", README
 
 
+def test_f1_by_learning_rate():
+    rates = (0.05, 0.1, 0.2, 0.4, 0.8)
+    of = {
+        method: np.array([last(runs("f1-rates-cpu", method=method, lr=rate)) for rate in rates])
+        for method in METHODS[:2]
+    }
+    plain, smooth = of.values()
+    assert plain.shape == smooth.shape == (len(rates), 3)
+    text = page("large-batch.md")
+    told = [
+        ", ".join(f"{each:.1f}" for each in found.mean(1)[:-1]) + f" and {found[-1].mean():.1f} %"
+        for found in (smooth, plain)
+    ]
+    assert f"SmoothOut has {told[0]}, the baseline {told[1]}" in text
+    usual, own = plain[1].mean() - smooth[1].mean(), plain.mean(1).max() - smooth.mean(1).max()
+    assert f"SmoothOut is {own:.1f} points behind instead of {usual:.1f}" in text
+    assert f"(on held-out images {own:.1f} points are left of {usual:.1f})" in page("README.md")
+    assert [
+        smooth[i].mean() < plain[i].mean() and p_value(plain[i], smooth[i], paired=True) < 0.05 for i in range(4)
+    ] == [True] * 4
+
+
 def test_the_commands_for_resnet44_are_what_preset_ours_reproduces(tmp_path):
     text = page("large-batch.md")
     (command,) = re.findall(r"`smoothout (train --dataset cifar10 [^`]*)`", text)

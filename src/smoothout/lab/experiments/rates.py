@@ -105,7 +105,13 @@ CONTESTS = (
         F1,
         F1.large,
         (100, 101, 102),
-        (Round(_OWN_RATES.format("five"), dict.fromkeys(("plain", "smoothout"), _rates(*_F1_RATES))),),
+        (
+            Round(
+                _OWN_RATES.format("five"),
+                dict.fromkeys(("plain", "smoothout"), _rates(*_F1_RATES)),
+                {"plain": {"lr": 0.4}, "smoothout": {"lr": 0.2}},
+            ),
+        ),
     ),
     Contest(
         C1,
